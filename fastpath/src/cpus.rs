@@ -1,18 +1,18 @@
-//! Arrays with a region for each CPU, which begins on a cache line of its own.
+//! Sizes of arrays that have a region for each CPU. Each region begins on a cache line of its own.
 //!
-//! Programs reach a region by the CPU's number. The kernel gives out no number that was not possible at its start, so the
-//! arrays stay large enough whatever CPUs are plugged in.
+//! Programs find a region by the CPU's number. Every number that the kernel will ever use was possible when it
+//! booted, so the arrays stay large enough when CPUs are plugged in.
 
 use std::{fs, io};
 
-/// Bytes of a cache line.
+/// Length of a cache line in bytes.
 const LINE: u32 = 64;
 
-/// Returns how many numbers CPUs of this machine may have; not all need to be in use.
+/// Returns how many CPU numbers are possible on this machine; not all need to be in use.
 ///
 /// # Errors
 ///
-/// When the kernel does not tell.
+/// Fails if the kernel's list cannot be read.
 pub fn possible() -> io::Result<u32> {
     let ranges = fs::read_to_string("/sys/devices/system/cpu/possible")?;
     highest(ranges.trim())
@@ -25,27 +25,27 @@ fn highest(ranges: &str) -> Option<u32> {
     ranges.rsplit([',', '-']).next()?.parse().ok()
 }
 
-/// Returns the entries of an array whose regions have so many, of this many bytes each.
+/// Returns the length of an array whose regions have `entries` entries of `bytes` bytes.
 ///
-/// The last region has nothing behind it: so the length tells its entries exactly.
+/// The last region has no padding behind it, so [`entries_of_one`] can tell the regions' distance from the length.
 ///
 /// # Errors
 ///
-/// When the kernel does not tell its CPUs.
+/// Fails if the kernel's list of CPUs cannot be read.
 pub fn entries_of_all(entries: u32, bytes: u32) -> io::Result<u32> {
     Ok(spaced(entries, bytes) * (possible()? - 1) + entries)
 }
 
-/// Returns how far apart the regions of an array are that has so many entries, of this many bytes each.
+/// Returns the distance between the regions of an array that has `entries` entries of `bytes` bytes, in entries.
 ///
 /// # Errors
 ///
-/// When the kernel does not tell its CPUs.
+/// Fails if the kernel's list of CPUs cannot be read.
 pub(crate) fn entries_of_one(entries: u32, bytes: u32) -> io::Result<u32> {
     Ok(spaced(entries.div_ceil(possible()?), bytes))
 }
 
-/// Returns the next number of entries that ends on a cache line.
+/// Rounds a number of entries up to the end of a cache line.
 fn spaced(entries: u32, bytes: u32) -> u32 {
     entries.next_multiple_of((LINE / bytes).max(1))
 }

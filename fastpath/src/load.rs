@@ -99,7 +99,8 @@ impl Loader {
         self
     }
 
-    /// Sets the size of a map, unless a pinned one is adopted; of one that each CPU has a region of, that region's.
+    /// Sets the number of entries of a map; a pinned map that is adopted keeps its own. For an array with a region
+    /// for each CPU, it is the number of a region.
     #[must_use]
     pub fn max_entries(mut self, map: impl Into<String>, entries: u32) -> Self {
         self.max_entries.insert(map.into(), entries);
@@ -129,8 +130,8 @@ impl Loader {
         loader.load_on(&kernel.release)
     }
 
-    /// Returns the options with tables of the kernel's LRU of so many entries at the least, and arrays of counters for all
-    /// CPUs: sizes asked for are those of one.
+    /// Returns these options with at least `least` entries in every LRU table of the kernel, and with a region for
+    /// each CPU in the arrays of counters, whose sizes are given for one CPU.
     fn with_room_for_cpus(&self, least: u32) -> Result<Self, LoadError> {
         let mut loader = self.clone();
         for (name, map) in self.declared_maps()? {

@@ -102,7 +102,7 @@ impl Loader {
                 });
             }
             let (pinned, asked) = (info.max_entries(), map.max_entries());
-            // An index means something of its own there: a reason, a stage.
+            // The indices of these arrays have a meaning: a reason, a stage.
             if OF_ONE_LENGTH.contains(&name.as_str()) && pinned != asked {
                 return Err(LoadError::Length {
                     map: name.clone(),

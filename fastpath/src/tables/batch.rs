@@ -22,7 +22,7 @@ pub(super) struct Batch {
 }
 
 impl<K: aya::Pod, V: aya::Pod> Entries<K, V> {
-    /// Takes a map with one value for each key.
+    /// Uses an open map that has one value for each key.
     pub(super) fn over(map: MapData, name: &'static str) -> Result<Self, TableError> {
         let map = HashMap::try_from(Map::HashMap(map));
         Ok(Self {
@@ -36,7 +36,7 @@ impl<K: aya::Pod, V: aya::Pod> Entries<K, V> {
         Ok(info.map_err(TableError::read(self.name))?.max_entries() as usize)
     }
 
-    /// Reads entries from `cursor` on, or from the beginning: as many as there are keys and values to write to.
+    /// Reads entries from `cursor` on, or from the beginning, until `keys` and `values` are full.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -59,8 +59,8 @@ impl<K: aya::Pod, V: aya::Pod> Entries<K, V> {
             elem_flags: 0,
             flags: 0,
         };
-        // SAFETY: the kernel reads the cursor, and writes a cursor of four bytes and up to `count` keys with their
-        // values, of the sizes that `over` has compared.
+        // SAFETY: the kernel reads the cursor, writes a cursor of four bytes, and writes up to `count` keys with
+        // their values, whose sizes `over` has compared.
         let outcome = unsafe { bpf(sys::LOOK_UP_BATCH, &mut attributes) };
         let count = attributes.count as usize;
         match outcome {

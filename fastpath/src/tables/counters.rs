@@ -1,4 +1,4 @@
-//! Counters of all CPUs, summed.
+//! Counters, summed over all CPUs.
 
 use std::{mem::offset_of, net::IpAddr, time::Duration};
 
@@ -86,7 +86,7 @@ impl Maps {
     }
 }
 
-/// An array of the kernel's with a value for each CPU.
+/// A per-CPU array of the kernel.
 struct PerCpu<V: aya::Pod> {
     name: &'static str,
     map: PerCpuArray<MapData, V>,
@@ -110,7 +110,7 @@ impl<V: aya::Pod> PerCpu<V> {
 /// An array with a region for each CPU; see [`cpus`].
 struct OfEachCpu<V> {
     memory: Mapped<V>,
-    /// Entries of a region.
+    /// Distance between the regions, in entries.
     entries: u32,
 }
 
@@ -125,14 +125,14 @@ impl<V: aya::Pod> OfEachCpu<V> {
         })
     }
 
-    /// Lists the places that the CPUs have for an index.
+    /// Lists the places of an index in the regions of all CPUs.
     fn places(&self, index: u32) -> impl Iterator<Item = u32> + use<V> {
         let regions = (0..self.memory.length()).step_by(self.entries.max(1) as usize);
         let is_there = index < self.entries;
         regions.filter(move |_| is_there).map(move |of| of + index)
     }
 
-    /// Sums the words at `offset` of an entry.
+    /// Sums the words at `offset` of an entry over all CPUs.
     fn sum(&self, index: u32, offset: usize) -> u64 {
         let words = self
             .places(index)

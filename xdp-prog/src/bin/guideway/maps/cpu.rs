@@ -1,7 +1,7 @@
-//! What each CPU has of its own: counters, the clock, and what a run leaves for its next stage.
+//! Each CPU's own memory: counters, the clock, and the facts that a run leaves for its next stage.
 //!
 //! The arrays have a region for each CPU, which begins on a cache line of its own. The kernel's per-CPU arrays would
-//! take a second line, of pointers to the regions, and a call for each look-up before Linux 6.10.
+//! read a second cache line, of pointers to the regions, and before Linux 6.10 need a call for each look-up.
 //!
 //! Neither program interrupts the other on a CPU, or itself: both run with softirqs off.
 
@@ -18,10 +18,10 @@ use xdp_prog::{
 
 use super::{MMAPABLE, read_once};
 
-/// What a run keeps, on two cache lines.
+/// The memory of a run, on two cache lines.
 #[repr(C)]
 struct Scratch {
-    /// A tick of the timer, and the coarse clock as it was read in it.
+    /// A tick of the timer, and the coarse clock as it was read in that tick.
     clock: [u64; 2],
     /// See [`Relay`](xdp_prog::world::Relay).
     relay: [u64; 4],
@@ -44,13 +44,13 @@ static BACKEND_TRAFFIC: Array<Traffic, { size::BACKENDS }, MMAPABLE> = Array::ne
 
 /// The CPU that a program runs on, by its number. It stays the same until the run ends.
 ///
-/// A number without a region counts nothing and keeps nothing. The kernel has none: the loader makes a region for each
-/// possible number.
+/// For a number without a region, nothing is counted or kept. No CPU has such a number, because the loader makes a
+/// region for each possible one.
 #[derive(Clone, Copy)]
 pub(crate) struct Cpu(u32);
 
 impl Cpu {
-    /// Asks for the number once in a run: before Linux 6.10, that is a call.
+    /// Asks for the number; once per run, because before Linux 6.10 this is a call.
     #[inline(always)]
     pub(crate) fn current() -> Self {
         // SAFETY: the helper takes nothing.
@@ -59,8 +59,8 @@ impl Cpu {
 
     /// Returns the coarse clock, which moves with the timer tick and costs a tenth of the fine one.
     ///
-    /// Reading it is three functions of the kernel deep; reading the tick is one load, since the verifier
-    /// puts that in the place of the call (Linux 5.6). So the clock is read once in a tick.
+    /// Reading the clock takes three nested kernel functions. Reading the tick is one load, because the verifier
+    /// replaces the call by it (Linux 5.6). So the clock is read once per tick.
     #[inline(always)]
     pub(crate) fn now(self) -> u64 {
         // SAFETY: the helper takes nothing.
@@ -91,7 +91,7 @@ impl Cpu {
     #[inline(always)]
     pub(super) fn relayed(self) -> Option<[u64; 4]> {
         let scratch = self.scratch()?;
-        // SAFETY: the CPU's own element; a stage that follows by a tail call is part of the same run.
+        // SAFETY: the CPU's own element; a stage that follows by tail call is part of the same run.
         let place = unsafe { &raw const (*scratch).relay };
         // SAFETY: as above.
         Some(unsafe { place.read_volatile() })
@@ -122,7 +122,7 @@ impl Cpu {
         }
     }
 
-    /// Returns what this CPU has counted under a reason.
+    /// Returns this CPU's counter of a reason.
     #[inline(always)]
     pub(crate) fn counted(self, index: u32) -> u64 {
         let counter = REASONS.get(self.place(REASONS_OF_CPU, index));
@@ -142,14 +142,14 @@ impl Cpu {
         CPU_SCRATCH.get_ptr_mut(self.0)
     }
 
-    /// Returns the place of an index in an array whose regions have so many entries.
+    /// Returns the place of an index in an array whose regions have this many entries.
     #[inline(always)]
     const fn place(self, entries: u32, index: u32) -> u32 {
         self.0.wrapping_mul(entries).wrapping_add(index)
     }
 }
 
-/// Returns the coarse clock as it is at this moment.
+/// Reads the coarse clock.
 #[inline(always)]
 pub(super) fn coarse_clock() -> u64 {
     // SAFETY: the helper takes nothing.

@@ -27,7 +27,7 @@ fn highest(ranges: &str) -> Option<u32> {
 
 /// Returns the length of an array whose regions have `entries` entries of `bytes` bytes.
 ///
-/// The last region has no padding behind it, so [`entries_of_one`] can tell the regions' distance from the length.
+/// The last region has no padding behind it, so `entries_of_one` can tell the regions' distance from the length.
 ///
 /// # Errors
 ///

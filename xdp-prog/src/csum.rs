@@ -153,6 +153,12 @@ impl Sum {
         ((sum >> 32) + (sum & 0xffff_ffff)) as u32
     }
 
+    /// Takes over a sum of words as they lie in memory, as the kernel's helpers make it.
+    #[inline(always)]
+    pub const fn of_kernel(sum: u32) -> Self {
+        Self(sum as u64)
+    }
+
     /// Returns the value of the checksum field for data that was summed with a zero in that field.
     #[inline(always)]
     #[must_use]

@@ -24,6 +24,8 @@ use crate::{
 pub const MAX_VLAN_TAGS: usize = 2;
 /// Largest number of IPv6 extension headers that the parser follows.
 pub const MAX_EXTENSIONS: usize = 4;
+/// Beyond all headers that are followed, as a power of two.
+const LONGEST_CHAIN: usize = 0x8000;
 
 /// The payload's type and place, as the Ethernet header and the VLAN tags give them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +126,7 @@ fn follow_tags<F: Frame>(frame: &F, mut ether_type: u16) -> Result<Link, PassRea
     let mut l3 = Ethernet::LENGTH;
     for _ in 0..MAX_VLAN_TAGS {
         if !ethernet::announces_vlan(ether_type) {
+            let l3 = frame.opaque::<32>(l3);
             return Ok(Link { ether_type, l3 });
         }
         let tag: &VlanTag = frame.view(l3).ok_or(PassReason::RuntFrame)?;
@@ -133,6 +136,7 @@ fn follow_tags<F: Frame>(frame: &F, mut ether_type: u16) -> Result<Link, PassRea
     if ethernet::announces_vlan(ether_type) {
         return Err(PassReason::VlanDepth);
     }
+    let l3 = frame.opaque::<32>(l3);
     Ok(Link { ether_type, l3 })
 }
 
@@ -215,6 +219,8 @@ pub(crate) struct ChainEnd {
     pub(crate) l4: usize,
     pub(crate) is_fragment: bool,
     pub(crate) piece: Piece,
+    /// Whether other fragments come behind this one.
+    pub(crate) more_fragments: bool,
 }
 
 #[inline(always)]
@@ -235,12 +241,13 @@ pub(crate) fn follow_extensions<F: Frame>(
             // Only the first fragment has its transport header behind this one.
             return Ok(ChainEnd {
                 protocol: header.next_header,
-                l4: offset + Extension::LENGTH,
+                l4: frame.opaque::<LONGEST_CHAIN>(offset + Extension::LENGTH),
                 is_fragment: true,
                 piece: Piece {
                     identification: u32::from_ne_bytes(header.rest),
                     offset: header.fragment_offset(),
                 },
+                more_fragments: header.more_fragments(),
             });
         }
         offset += match protocol {
@@ -255,9 +262,10 @@ pub(crate) fn follow_extensions<F: Frame>(
     }
     Ok(ChainEnd {
         protocol,
-        l4: offset,
+        l4: frame.opaque::<LONGEST_CHAIN>(offset),
         is_fragment: false,
         piece: Piece::default(),
+        more_fragments: false,
     })
 }
 

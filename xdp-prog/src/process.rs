@@ -16,7 +16,7 @@ use crate::{
     stage::Stage,
     verdict::{
         Advertise, Decap, Deliver, DeliverError, Ending, Reply, SeenAs, Shown, TranslateError,
-        Verdict,
+        Verdict, Way,
     },
     wire::protocol,
     world::{HandOver, World},
@@ -327,12 +327,12 @@ fn send_reply<F: FrameMut + FrameSum, T: World>(
 ) -> Result<Action, DropReason> {
     let reply = reply.relayed(tables).ok_or(DropReason::StageMissing)?;
     let (way, action) = match reply.answer.inner() {
-        None => (None, Action::Transmit),
+        None => (Way::back(&reply), Action::Transmit),
         Some(_) => {
             let (way, ifindex) = answer::way_to_client(frame, tables, &reply, ingress)?;
-            (Some(way), send(ifindex, ingress))
+            (way, send(ifindex, ingress))
         }
     };
-    rewrite::reply(frame, &reply, way)?;
+    rewrite::reply(frame, &reply, &way)?;
     Ok(action)
 }

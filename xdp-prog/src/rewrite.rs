@@ -383,14 +383,21 @@ fn shift_link<F: FrameMut>(
     ether_type: [u8; 2],
 ) -> Result<(), DropReason> {
     let tags = l3 - Ethernet::LENGTH;
+    // From checks behind `l3`, the compiler concludes that these bytes are there, but the verifier does not. Of an opaque
+    // place neither knows it.
+    let place = Ethernet::LENGTH - 2;
     let macs = view_mut::<Ethernet, _>(frame, 0)?.macs;
     let first: [u8; 8] = match tags {
         0 => [0; 8],
         VlanTag::LENGTH => {
-            let tag = *view_mut::<[u8; 4], _>(frame, Ethernet::LENGTH - 2)?;
+            let place = frame.opaque::<16>(place);
+            let tag = *view_mut::<[u8; 4], _>(frame, place)?;
             [tag[0], tag[1], tag[2], tag[3], 0, 0, 0, 0]
         }
-        _ => *view_mut::<[u8; 8], _>(frame, Ethernet::LENGTH - 2)?,
+        _ => {
+            let place = frame.opaque::<16>(place);
+            *view_mut::<[u8; 8], _>(frame, place)?
+        }
     };
     if !frame.move_start(delta) {
         return Err(DropReason::NoHeadroom);

@@ -89,7 +89,7 @@ pub(crate) fn way_to_client<'t, F: Frame, T: World>(
         };
     if is_the_same {
         let way = Way {
-            macs: &hop.macs,
+            macs: Some(&hop.macs),
             vlan: [0; 2],
             l3: link.l3,
         };
@@ -101,7 +101,7 @@ pub(crate) fn way_to_client<'t, F: Frame, T: World>(
         Ethernet::LENGTH
     };
     let way = Way {
-        macs: &hop.macs,
+        macs: Some(&hop.macs),
         vlan: hop.vlan,
         l3,
     };

@@ -9,11 +9,7 @@ use crate::{
     abi::AddressKey,
     family::Family,
     parse,
-    wire::{
-        ethernet,
-        ipv4::Ipv4,
-        ipv6::{Extension, Ipv6},
-    },
+    wire::{ethernet, ipv4::Ipv4, ipv6::Ipv6},
     world::{OFFSETS, Relay},
 };
 
@@ -172,11 +168,8 @@ fn ipv6<S: Skb>(skb: &mut S, l3: usize) -> Option<Headers> {
         found.l4 = chain.l4;
         found.protocol = chain.protocol;
         if chain.is_fragment {
-            let header: &Extension = skb.view(chain.l4 - Extension::LENGTH)?;
-            let fragment = u16::from_be_bytes(header.fragment);
-            found.protocol = header.next_header;
-            found.part = part(fragment & 0xfff8 != 0, fragment & 1 != 0);
-            found.identification = u32::from_ne_bytes(header.rest);
+            found.part = part(chain.piece.offset != 0, chain.more_fragments);
+            found.identification = chain.piece.identification;
         }
     }
     (found.l4 <= end).then_some(found)

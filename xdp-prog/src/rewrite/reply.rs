@@ -38,8 +38,7 @@ pub const LONGEST_ERROR_V6: usize = 1280;
 
 /// Turns a frame into its answer.
 ///
-/// A RST leaves by `way`. Every other answer, and a RST without a `way`, returns as the frame came, with swapped
-/// MACs.
+/// A RST leaves by `way`. Every other answer returns as the frame came, with swapped MACs.
 ///
 /// # Errors
 ///
@@ -48,7 +47,7 @@ pub const LONGEST_ERROR_V6: usize = 1280;
 pub fn reply<F: FrameMut + FrameSum>(
     frame: &mut F,
     reply: &Reply,
-    way: Option<Way<'_>>,
+    way: &Way<'_>,
 ) -> Result<(), DropReason> {
     match (reply.reason(), reply.family) {
         (ReplyReason::EchoReply, Family::V4) => echo_v4(frame, reply),
@@ -316,25 +315,24 @@ fn segment_of_reset<F: Frame>(frame: &F, reply: &Reply) -> Result<Segment, DropR
 fn make_room_for_reset<F: FrameMut>(
     frame: &mut F,
     reply: &Reply,
-    way: Option<Way<'_>>,
+    way: &Way<'_>,
     header_length: usize,
 ) -> Result<usize, DropReason> {
-    let l3 = match way {
-        Some(way) => way.l3,
-        None => reply.l3,
-    };
+    let l3 = way.l3;
     if !frame.truncate(l3 + header_length + Tcp::LENGTH) {
         return Err(DropReason::NoHeadroom);
     }
-    match way {
-        Some(way) => {
+    match way.macs {
+        Some(macs) => {
             let header = view_mut::<Ethernet, _>(frame, 0)?;
-            header.macs = *way.macs;
+            header.macs = *macs;
             if way.vlan != [0; 2] {
                 header.ether_type = ethernet::VLAN.to_be_bytes();
                 view_mut::<VlanTag, _>(frame, Ethernet::LENGTH)?.control = way.vlan;
             }
-            *view_mut::<[u8; 2], _>(frame, l3 - 2)? = reply.family.ether_type();
+            // The kernel's verifier does not know that `l3` is beyond an Ethernet header.
+            let place = frame.opaque::<32>(l3 - 2);
+            *view_mut::<[u8; 2], _>(frame, place)? = reply.family.ether_type();
         }
         None => turn_back(frame)?,
     }
@@ -363,11 +361,7 @@ fn reset_header(segment: &Segment, pseudo_header: Sum) -> Tcp {
 }
 
 #[inline(always)]
-fn reset_v4<F: FrameMut>(
-    frame: &mut F,
-    reply: &Reply,
-    way: Option<Way<'_>>,
-) -> Result<(), DropReason> {
+fn reset_v4<F: FrameMut>(frame: &mut F, reply: &Reply, way: &Way<'_>) -> Result<(), DropReason> {
     const TCP_LENGTH: u16 = Tcp::LENGTH as u16;
     let segment = segment_of_reset(frame, reply)?;
     let header: &Ipv4 = frame.view(reply.l3).ok_or(DropReason::NoHeadroom)?;
@@ -383,11 +377,7 @@ fn reset_v4<F: FrameMut>(
 }
 
 #[inline(always)]
-fn reset_v6<F: FrameMut>(
-    frame: &mut F,
-    reply: &Reply,
-    way: Option<Way<'_>>,
-) -> Result<(), DropReason> {
+fn reset_v6<F: FrameMut>(frame: &mut F, reply: &Reply, way: &Way<'_>) -> Result<(), DropReason> {
     let segment = segment_of_reset(frame, reply)?;
     let ends = ends_v6(view_mut(frame, reply.l3)?);
     let l3 = make_room_for_reset(frame, reply, way, Ipv6::LENGTH)?;

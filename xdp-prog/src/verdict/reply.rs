@@ -51,14 +51,26 @@ impl Reply {
     }
 }
 
-/// A way for an answer that does not return as its frame came.
+/// The way of an answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Way<'t> {
-    /// Destination MAC, then source MAC.
-    pub macs: &'t [u8; 12],
+    /// Destination MAC, then source MAC; none where the answer returns as the frame came.
+    pub macs: Option<&'t [u8; 12]>,
     /// The tag to write, in wire order; zero writes none.
     pub vlan: [u8; 2],
     /// Offset of the answer's IP header: behind the written tag, behind the tags that the frame keeps, or behind the
     /// Ethernet header.
     pub l3: usize,
+}
+
+impl Way<'_> {
+    /// Returns the way by which the frame came.
+    #[inline(always)]
+    pub(crate) const fn back(reply: &Reply) -> Self {
+        Self {
+            macs: None,
+            vlan: [0; 2],
+            l3: reply.l3,
+        }
+    }
 }

@@ -118,6 +118,12 @@ impl Extension {
         u16::from_be_bytes(self.fragment) & 0xfff9 != 0
     }
 
+    /// Tells whether a fragment header announces more fragments of its datagram.
+    #[inline(always)]
+    pub const fn more_fragments(&self) -> bool {
+        u16::from_be_bytes(self.fragment) & 1 != 0
+    }
+
     /// Returns the offset of a fragment header, in units of eight bytes.
     #[inline(always)]
     pub const fn fragment_offset(&self) -> u16 {

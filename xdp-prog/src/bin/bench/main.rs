@@ -3,6 +3,8 @@
 //! Each of them knows the layout of its frames, so none parses: offsets are constants.
 #![no_std]
 #![no_main]
+// For two instructions of `context`.
+#![feature(asm_experimental_arch)]
 
 #[path = "../guideway/context.rs"]
 mod context;

@@ -52,7 +52,7 @@ fn around(ctx: *mut xdp_md) -> u32 {
 
 #[xdp(frags)]
 fn guideway_capture_edge(ctx: XdpContext) -> u32 {
-    edge(&ctx)
+    edge(&ctx, false)
 }
 
 #[inline(always)]

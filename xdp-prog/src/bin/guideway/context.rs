@@ -4,7 +4,10 @@ use aya_ebpf::{
     helpers::{bpf_xdp_adjust_head, bpf_xdp_adjust_tail, bpf_xdp_get_buff_len},
     programs::XdpContext,
 };
-use xdp_prog::frame::{Frame, FrameMut, Wire};
+use xdp_prog::{
+    frame::{Frame, FrameMut, Wire},
+    wire::ethernet::Ethernet,
+};
 
 /// The frame of an XDP context.
 ///
@@ -14,15 +17,24 @@ pub(crate) struct XdpFrame<'a> {
     pub(crate) ctx: &'a XdpContext,
     start: usize,
     end: usize,
+    is_followed: bool,
 }
 
 impl<'a> XdpFrame<'a> {
     #[inline(always)]
     pub(crate) fn new(ctx: &'a XdpContext) -> Self {
+        Self::of(ctx, false)
+    }
+
+    /// Where `is_followed`, which is known when this is compiled, the verifier follows each offset: packets then pay
+    /// nothing for [`Frame::opaque`].
+    #[inline(always)]
+    pub(crate) fn of(ctx: &'a XdpContext, is_followed: bool) -> Self {
         Self {
             ctx,
             start: ctx.data(),
             end: ctx.data_end(),
+            is_followed,
         }
     }
 
@@ -52,6 +64,31 @@ impl Frame for XdpFrame<'_> {
         // SAFETY: the context pointer is the one the kernel passed in.
         length as u64 <= unsafe { bpf_xdp_get_buff_len(self.ctx.ctx) }
     }
+
+    #[inline(always)]
+    fn opaque<const LIMIT: usize>(&self, offset: usize) -> usize {
+        if self.is_followed || offset == Ethernet::LENGTH {
+            return offset;
+        }
+        opaque::<LIMIT>(offset, self.end - self.start)
+    }
+}
+
+/// Adds a number that the verifier does not know to an offset, and takes it off again.
+#[inline(always)]
+pub(crate) fn opaque<const LIMIT: usize>(mut offset: usize, unknown: usize) -> usize {
+    const { assert!(LIMIT.is_power_of_two()) };
+    // SAFETY: two instructions that touch nothing but the register.
+    unsafe {
+        core::arch::asm!(
+            "{offset} += {unknown}",
+            "{offset} -= {unknown}",
+            offset = inout(reg) offset,
+            unknown = in(reg) unknown,
+            options(nomem, nostack),
+        );
+    }
+    offset & (LIMIT - 1)
 }
 
 impl FrameMut for XdpFrame<'_> {

@@ -4,7 +4,7 @@
 //! [`resume`] and turns the outcome into an XDP action.
 #![no_std]
 #![no_main]
-// For one instruction that only inline assembly can name: see `maps::nat`.
+// For instructions that only inline assembly can name: see `maps::exchange` and `context::opaque`.
 #![feature(asm_experimental_arch)]
 
 mod capture;
@@ -28,14 +28,14 @@ use xdp_prog::{
 #[xdp(frags)]
 fn guideway(ctx: XdpContext) -> u32 {
     capture::begin(&ctx);
-    edge(&ctx)
+    edge(&ctx, true)
 }
 
 #[inline(always)]
-fn edge(ctx: &XdpContext) -> u32 {
+fn edge(ctx: &XdpContext, is_followed: bool) -> u32 {
     let tables = KernelTables::new(ctx);
     let ingress = tables.ingress();
-    let action = process(&mut XdpFrame::new(ctx), &tables, ingress);
+    let action = process(&mut XdpFrame::of(ctx, is_followed), &tables, ingress);
     carry_out(&tables, action)
 }
 
@@ -135,7 +135,8 @@ fn guideway_nat_share(ctx: XdpContext) -> u32 {
 fn stage(ctx: &XdpContext, stage: Stage) -> u32 {
     let tables = KernelTables::new(ctx);
     let ingress = tables.ingress();
-    let action = resume(stage, &mut XdpFrame::new(ctx), &tables, ingress);
+    let mut frame = XdpFrame::of(ctx, matches!(stage, Stage::Receive | Stage::Local));
+    let action = resume(stage, &mut frame, &tables, ingress);
     carry_out(&tables, action)
 }
 

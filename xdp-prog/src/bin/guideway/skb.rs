@@ -15,7 +15,10 @@ use xdp_prog::{
     family::Family,
     frame::{Frame, Wire},
     reason::DropReason,
+    wire::ethernet::Ethernet,
 };
+
+use crate::context::opaque;
 
 /// Bit of a packet's `tc_index`: the packet has been translated.
 ///
@@ -69,6 +72,15 @@ impl Frame for SkbFrame<'_> {
     #[inline(always)]
     fn holds(&self, length: usize) -> bool {
         length <= self.length()
+    }
+
+    #[inline(always)]
+    fn opaque<const LIMIT: usize>(&self, offset: usize) -> usize {
+        // Known when this is compiled: packets without tags, as most are, pay nothing.
+        if offset == Ethernet::LENGTH {
+            return offset;
+        }
+        opaque::<LIMIT>(offset, self.end - self.start)
     }
 }
 

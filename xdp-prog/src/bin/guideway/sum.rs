@@ -1,8 +1,12 @@
 //! Checksums over a number of bytes that is known only at run time.
 
-use core::hint::black_box;
+use core::{hint::black_box, ptr};
 
-use aya_ebpf::{btf_maps::PerCpuArray, helpers::bpf_xdp_load_bytes, macros::btf_map};
+use aya_ebpf::{
+    btf_maps::PerCpuArray,
+    helpers::{bpf_csum_diff, bpf_xdp_load_bytes},
+    macros::btf_map,
+};
 use xdp_prog::{
     csum::Sum,
     frame::{FrameSum, LONGEST_SUM},
@@ -15,12 +19,17 @@ use crate::context::XdpFrame;
 static SUM_SCRATCH: PerCpuArray<Scratch, 1> = PerCpuArray::new();
 
 type Scratch = [u64; 256];
+/// Words of the most that `bpf_csum_diff` takes up to Linux 6.12 (`MAX_BPF_STACK`).
+const CHUNK: usize = 64;
+/// Chunks that are summed, whatever the length: the verifier forgets the bounds that `bpf_csum_diff` would need of one.
+const SUMMED: usize = LONGEST_SUM.div_ceil(CHUNK * size_of::<u64>());
 const _: () = assert!(LONGEST_SUM <= size_of::<Scratch>());
 
 impl FrameSum for XdpFrame<'_> {
     #[inline(always)]
     #[expect(
         clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
         reason = "offsets and lengths of a few hundred bytes"
     )]
     fn sum(&self, offset: usize, length: usize) -> Option<Sum> {
@@ -30,9 +39,9 @@ impl FrameSum for XdpFrame<'_> {
         if length == 0 || length > LONGEST_SUM {
             return None;
         }
-        for word in &mut *scratch {
+        for word in scratch.iter_mut().take(SUMMED * CHUNK) {
             // SAFETY: a word of the scratch. The write is volatile, because the BPF target has no `memset`.
-            unsafe { core::ptr::write_volatile(word, 0) };
+            unsafe { ptr::write_volatile(word, 0) };
         }
         // Up to Linux 6.1 the verifier learns nothing from a comparison with zero. With the mask it knows that the
         // length is at least one and at most that of the scratch.
@@ -44,12 +53,13 @@ impl FrameSum for XdpFrame<'_> {
         if outcome != 0 {
             return None;
         }
-        // The loop takes all of the scratch, whatever the length. A loop with a variable end costs the verifier as
-        // many paths, and it forgets the bounds that `bpf_csum_diff` would need.
-        let mut sum = Sum::ZERO;
-        for word in scratch {
-            sum = sum.add_array(&word.to_ne_bytes());
+        let mut sum = 0;
+        let (chunks, _) = scratch.as_chunks_mut::<CHUNK>();
+        for chunk in chunks.iter_mut().take(SUMMED) {
+            let (place, length) = (chunk.as_mut_ptr().cast(), size_of_val(chunk) as u32);
+            // SAFETY: a chunk of the scratch; nothing is subtracted.
+            sum = unsafe { bpf_csum_diff(ptr::null_mut(), 0, place, length, sum) } as u32;
         }
-        Some(sum)
+        Some(Sum::of_kernel(sum))
     }
 }

@@ -30,14 +30,15 @@ pub fn decide<'t, F: Frame, T: Paths>(frame: &F, tables: &'t T) -> Verdict<'t> {
 /// Reads the node that an error is about, and the reported MTU.
 #[inline(always)]
 fn read<F: Frame, A: Tunnelled>(frame: &F, packet: &Packet<A>) -> Option<(AddressKey, PathReport)> {
-    let l3 = packet.l3 + A::HEADER_LENGTH + Icmp::LENGTH;
+    // As in `is_too_big`, which has compared it with the packet's.
+    let l4 = packet.l3 + A::HEADER_LENGTH;
     if !is_too_big(frame, packet)
         || packet.length < A::HEADER_LENGTH + Icmp::LENGTH + A::HEADER_LENGTH
     {
         return None;
     }
-    let mtu = A::next_hop_mtu(frame.view(packet.l4)?);
-    let quote = A::outer(frame, l3)?;
+    let mtu = A::next_hop_mtu(frame.view(l4)?);
+    let quote = A::outer(frame, l4 + Icmp::LENGTH)?;
     let [a, b] = quote.source.key().words();
     let [c, d] = packet.destination.key().words();
     // Compares words: the BPF target has no `memcmp`.

@@ -209,7 +209,7 @@ impl Flow<'_> {
         let mut ports = Ports::of(&self.forward, seed(tables));
         let mut port = u16::from_be_bytes(self.deliver.source_port());
         let mut tried = Tried::Own;
-        let mut own = FlowLookup::Held;
+        let mut is_own_unproved = false;
         // The client's own port, the one of the forward entry, and those by hash.
         for _ in 0..PORT_TRIES {
             let lookup = if is_new {
@@ -227,7 +227,7 @@ impl Flow<'_> {
                 return Ok(place);
             }
             if tried == Tried::Own {
-                own = lookup;
+                is_own_unproved = lookup == FlowLookup::Unproved;
             }
             if tried == Tried::Own
                 && let Some((known, table)) =
@@ -256,7 +256,7 @@ impl Flow<'_> {
             port = ports.following();
             tried = Tried::ByHash;
         }
-        if own != FlowLookup::Unproved {
+        if !is_own_unproved {
             return Err(DropReason::FlowConflict);
         }
         Ok(Place {

@@ -26,7 +26,7 @@ use xdp_prog::{
         AddressKey, BACKEND_V4, Backend, Bucket, CONFIG_OVERFLOW, Config, Datagram, EdgeMac,
         HOP_GATEWAY, IndexKey, NatBegun, NatCount, NatForward, NatMark, NatReverse, NextHop,
         PathReport, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6, ServiceWord,
-        Shortcut, Slot, SlotPair, TaggedLink, Traffic, Tuple, Untrusted, size,
+        Shortcut, Slot, SlotPair, TaggedLink, Tuple, Untrusted, size,
     },
     stage::Stage,
     world::{

@@ -6,6 +6,7 @@
 //! with such a field, as its answer would be to another question; what is not asked for is left out.
 
 pub mod client;
+mod flows;
 mod rows;
 pub mod server;
 mod service_filter;
@@ -14,12 +15,14 @@ mod trace;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::flows::{Flow, FlowFilter, Flows};
 pub use self::rows::{Backend, Counts, Reason, Service};
 pub use self::service_filter::{NameParts, ServiceFilter};
 pub use self::status::{
-    ConfigStatus, Egress, Health, Interface, Kubernetes, Status, Table, Untrusted, unattached,
+    Announced, ConfigStatus, Egress, Health, Interface, Kubernetes, Status, Table, Untrusted,
+    unattached,
 };
-pub use self::trace::{Choice, Step, Trace, Which};
+pub use self::trace::{AtAddress, Choice, Step, Trace, Which};
 
 /// Longest request that the agent reads: a jumbo frame in hexadecimal fits.
 pub const MAX_REQUEST_BYTES: usize = 32 << 10;
@@ -36,6 +39,8 @@ pub enum Request {
     Services(ServiceFilter),
     /// Every [`Backend`] of each service that is meant.
     Backends(ServiceFilter),
+    /// The [`Flows`] that are meant.
+    Flows(FlowFilter),
     /// The settings in force, see [`crate::config::effective`].
     Config {},
     /// Every [`Reason`] with its counter.

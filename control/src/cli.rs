@@ -58,6 +58,10 @@ pub enum Command {
     Services(Rows),
     /// Show the backends of each service with their shares, next hops and traffic
     Backends(Rows),
+    /// List the flows that this machine knows: those of its pods, and those of NAT mode
+    ///
+    /// An edge remembers no others: in the other modes nothing is noted of a flow on its way.
+    Flows(Flows),
     /// Show why packets were dropped, passed on to the kernel, or failed to leave
     Drops(Drops),
     /// Tell which backend a flow gets, and why
@@ -280,6 +284,33 @@ pub struct Rows {
     pub show: Show,
 }
 
+/// Options of `flows`.
+#[derive(Debug, Args)]
+pub struct Flows {
+    /// Only those of this service, by its name or address as for `services`
+    #[arg(value_name = "SERVICE")]
+    pub service: Option<String>,
+    /// Only those of services of this namespace
+    #[arg(long, short, value_name = "NAMESPACE")]
+    pub namespace: Option<String>,
+    /// Only those of this client
+    #[arg(long, value_name = "ADDRESS")]
+    pub client: Option<IpAddr>,
+    /// Only those of this pod or backend
+    #[arg(long, value_name = "ADDRESS")]
+    pub backend: Option<IpAddr>,
+    /// List so many at most, and say how many more there are
+    #[arg(long, value_name = "NUMBER", default_value_t = 100,
+          value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub limit: u32,
+    /// Where the agent is.
+    #[command(flatten)]
+    pub agent: Agent,
+    /// How to print it.
+    #[command(flatten)]
+    pub format: Format,
+}
+
 /// What rows are sorted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Sort {
@@ -406,16 +437,20 @@ pub struct Capture {
 #[derive(Debug, Args)]
 pub struct Which {
     /// The service, such as 192.0.2.10:80/tcp, [2001:db8::1]:53/udp or default/web:http
-    #[arg(long, short, value_name = "SERVICE", value_parser = one_service)]
-    pub service: String,
+    #[arg(long, short, value_name = "SERVICE", required_unless_present = "address", value_parser = one_service)]
+    pub service: Option<String>,
+    /// Tell in place of this what this machine has at an address, and whether it announces it
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["service", "from"])]
+    pub address: Option<IpAddr>,
     /// The client's address and port.
     #[arg(
         long,
         short,
         value_name = "IP:PORT",
+        required_unless_present = "address",
         help = "The client, such as 198.51.100.7:40000 or [2001:db8::7]:40000"
     )]
-    pub from: SocketAddr,
+    pub from: Option<SocketAddr>,
     /// Where the agent is.
     #[command(flatten)]
     pub agent: Agent,

@@ -19,7 +19,8 @@ use self::sample::{Answer, Counted};
 use self::show::Columns;
 use crate::api::client::{self, AskError, ask};
 use crate::api::{
-    Detached, Request, Service, ServiceFilter, Status, Trace, TraceRequest, Which, WhichRequest,
+    AtAddress, Detached, FlowFilter, Flows, Request, Service, ServiceFilter, Status, Trace,
+    TraceRequest, Which, WhichRequest,
 };
 use crate::cli::{self, Format, LogLevel, Output};
 use crate::desired::ServiceKey;
@@ -152,12 +153,38 @@ fn screen(seconds: u32, page: &str) -> String {
 /// When the agent does not answer, or has no such service.
 pub fn which(options: &cli::Which) -> Result<()> {
     let socket = options.agent.socket()?;
+    let (Some(service), Some(from)) = (&options.service, options.from) else {
+        return which_address(&socket, options);
+    };
     let request = Request::Which(WhichRequest {
-        service: resolve(&socket, &options.service, options.from)?,
-        from: options.from.to_string(),
+        service: resolve(&socket, service, from)?,
+        from: from.to_string(),
     });
     let which: Which = ask(&socket, &request)?;
     print_answer(&which, options.format, show::which)
+}
+
+/// Tells what this machine has at an address.
+fn which_address(socket: &Path, options: &cli::Which) -> Result<()> {
+    let address = options
+        .address
+        .context("give a service and a client, or an address")?;
+    let filter = ServiceFilter {
+        service: Some(address.to_string()),
+        ..ServiceFilter::default()
+    };
+    let services: Vec<Service> = ask(socket, &Request::Services(filter))?;
+    let status: Status = ask(socket, &Request::Status {})?;
+    let is_announced = status.announced.addresses.contains(&address);
+    let at = AtAddress {
+        address,
+        services: services.into_iter().map(|row| row.name).collect(),
+        announced_on: match is_announced {
+            true => status.announced.interfaces,
+            false => Vec::new(),
+        },
+    };
+    print_answer(&at, options.format, show::at_address)
 }
 
 /// Follows one packet through the datapath's code.
@@ -209,6 +236,26 @@ fn resolve(socket: &Path, service: &str, from: SocketAddr) -> Result<String> {
             )
         }
     }
+}
+
+/// Lists the flows that the machine knows.
+///
+/// # Errors
+///
+/// When the agent does not answer.
+pub fn flows(options: &cli::Flows) -> Result<()> {
+    let request = Request::Flows(FlowFilter {
+        services: ServiceFilter {
+            service: options.service.clone(),
+            namespace: options.namespace.clone(),
+            connections: false,
+        },
+        client: options.client,
+        backend: options.backend,
+        limit: usize::try_from(options.limit)?,
+    });
+    let flows: Flows = ask(&options.agent.socket()?, &request)?;
+    print_answer(&flows, options.format, show::flows)
 }
 
 /// Shows the settings in force.

@@ -13,7 +13,7 @@ pub mod ports;
 pub mod server;
 pub mod vitals;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -42,7 +42,11 @@ pub struct Reports {
     checks: watch::Sender<Checks>,
     problems: watch::Sender<Vec<Problem>>,
     problems_here: watch::Sender<Vec<Problem>>,
+    announced: watch::Sender<AnnouncedServices>,
 }
+
+/// Services whose addresses are announced by this machine, by `namespace/name`, each with those addresses.
+pub(crate) type AnnouncedServices = BTreeMap<String, BTreeSet<IpAddr>>;
 
 impl Reports {
     /// Creates empty reports at the time `now`.
@@ -52,6 +56,7 @@ impl Reports {
             checks: watch::Sender::default(),
             problems: watch::Sender::default(),
             problems_here: watch::Sender::default(),
+            announced: watch::Sender::default(),
         }
     }
 
@@ -82,6 +87,16 @@ impl Reports {
     /// Replaces the problems that objects have on this machine alone. `kubernetes::events` publishes them.
     pub(crate) fn set_problems_here(&self, problems: Vec<Problem>) {
         tell_if_new(&self.problems_here, problems);
+    }
+
+    /// Replaces the Services whose addresses are announced here. `kubernetes::events` publishes them.
+    pub(crate) fn set_announced(&self, services: AnnouncedServices) {
+        tell_if_new(&self.announced, services);
+    }
+
+    /// Returns a receiver for the Services whose addresses are announced here.
+    pub(crate) fn follow_announced(&self) -> watch::Receiver<AnnouncedServices> {
+        self.announced.subscribe()
     }
 
     /// Returns a receiver for the problems that objects have on this machine alone.

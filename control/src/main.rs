@@ -60,6 +60,7 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Trace(options) => commands::trace(&options)?,
         Command::Capture(options) => commands::capture::capture(&options)?,
         Command::Detach(options) => commands::detach(&options)?,
+        Command::Flows(options) => commands::flows(&options)?,
         Command::Config(options) => commands::config(&options)?,
         Command::Version(options) => commands::version(&options)?,
         Command::Log(options) => commands::log(&options)?,

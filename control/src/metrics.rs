@@ -8,6 +8,7 @@ mod agent;
 mod encoder;
 mod health;
 mod kubernetes;
+mod process;
 mod traffic;
 
 use std::fmt;
@@ -25,6 +26,7 @@ use crate::http::{self, Answer};
 pub(crate) use self::encoder::Metrics;
 pub use self::health::{CheckedBackend, HealthValues};
 pub use self::kubernetes::KubernetesValues;
+use self::process::Process;
 
 /// Everything that a scrape shows, read at one time.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -56,8 +58,10 @@ const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset
 ///
 /// Never with the metrics declared here; the encoder has the error in its type.
 pub fn render(values: impl Collector) -> Result<String, fmt::Error> {
-    let mut registry = Registry::with_prefix("guideway");
-    registry.register_collector(Box::new(values));
+    let mut registry = Registry::default();
+    let own = registry.sub_registry_with_prefix("guideway");
+    own.register_collector(Box::new(values));
+    registry.register_collector(Box::new(Process));
     let mut text = String::new();
     encode(&mut text, &registry)?;
     Ok(text)
@@ -91,7 +95,7 @@ mod tests {
 
     use super::encoder::MOST_SERIES;
     use super::*;
-    use crate::api::{ConfigStatus, Egress, Interface, Table};
+    use crate::api::{Announced, ConfigStatus, Egress, Interface, Table};
     use crate::durations::Durations;
     use crate::kubernetes::{WatchStatus, Watching};
 
@@ -111,13 +115,20 @@ mod tests {
         let with = |number: usize| {
             let mut snapshot = snapshot();
             let serves = snapshot.services.remove(0);
+            let largest = Service {
+                name: "largest".to_owned(),
+                packets: serves.packets + 1,
+                ..serves.clone()
+            };
             let fails = Service {
                 name: "fails".to_owned(),
+                packets: 0,
                 left_out: 1,
                 all_fail: true,
                 ..serves.clone()
             };
-            snapshot.services = vec![serves; number - 1];
+            snapshot.services = vec![serves; number - 2];
+            snapshot.services.push(largest);
             snapshot.services.push(fails);
             snapshot.backends = vec![snapshot.backends.remove(0); number];
             snapshot
@@ -133,11 +144,16 @@ mod tests {
             "service_packets_total",
             "service_bytes_total",
             "service_backends",
+            "backend_packets_total",
+            "backend_bytes_total",
         ] {
-            assert_eq!(few.get(&format!("guideway_{metric}")), None);
+            assert_eq!(few[&format!("guideway_{metric}")], MOST_SERIES, "{metric}");
         }
-        assert_eq!(few.get("guideway_backend_packets_total"), None);
-        assert_eq!(few.get("guideway_backend_bytes_total"), None);
+        let largest = "guideway_service_packets_total{service=\"largest\"";
+        assert!(
+            text.contains(largest),
+            "the one with the most packets keeps its series"
+        );
         for metric in ["service_all_backends_fail", "service_left_out_backends"] {
             assert_eq!(few[&format!("guideway_{metric}")], 1);
             assert!(text.contains(&format!("guideway_{metric}{{service=\"fails\"")));
@@ -180,6 +196,10 @@ mod tests {
                     device: "eth0".to_owned(),
                     ..Egress::default()
                 }],
+                announced: Announced {
+                    interfaces: vec!["eth0".to_owned()],
+                    addresses: vec![[192, 0, 2, 10].into()],
+                },
                 tables: vec![Table {
                     name: "lut_slots".to_owned(),
                     used: 5,
@@ -272,17 +292,18 @@ mod tests {
             "guideway_config_last_reload_success_timestamp_seconds 1700000000",
             "guideway_unapplied_changes 1",
             "guideway_interface_attached{interface=\"eth0\",mode=\"native\"} 1",
+            "guideway_announced{address=\"192.0.2.10\",interface=\"eth0\"} 1",
             "guideway_egress_attached{device=\"eth0\",mode=\"none\"} 0",
             "guideway_packets_total{action=\"drop\",reason=\"no_backend\"} 11",
             "guideway_transmit_failures_total{cause=\"too_long\"} 12",
-            "guideway_service_packets_total{service=\"we\\\"b\",address=\"2001:db8::1\",port=\"80\",protocol=\"tcp\"} 7",
-            "guideway_service_backends{service=\"we\\\"b\",address=\"2001:db8::1\",port=\"80\",protocol=\"tcp\"} 2",
-            "guideway_backend_bytes_total{service=\"web\",backend=\"10.0.0.1\"} 900",
+            "guideway_service_packets_total{service=\"we\\\"b\",namespace=\"\",name=\"we\\\"b\",address=\"2001:db8::1\",port=\"80\",protocol=\"tcp\"} 7",
+            "guideway_service_backends{service=\"we\\\"b\",namespace=\"\",name=\"we\\\"b\",address=\"2001:db8::1\",port=\"80\",protocol=\"tcp\"} 2",
+            "guideway_backend_bytes_total{service=\"web\",namespace=\"\",name=\"web\",backend=\"10.0.0.1\"} 900",
             "guideway_table_entries{table=\"lut_slots\"} 5",
             "guideway_table_capacity{table=\"lut_slots\"} 9",
             "guideway_table_largest_free_run{table=\"lut_slots\"} 4",
-            "guideway_backend_healthy{service=\"web\",address=\"10.99.0.1\",port=\"80\",protocol=\"tcp\",backend=\"10.0.0.1\"} 1",
-            "guideway_service_all_backends_fail{service=\"we\\\"b\",address=\"2001:db8::1\",port=\"80\",protocol=\"tcp\"} 0",
+            "guideway_backend_healthy{service=\"web\",namespace=\"\",name=\"web\",address=\"10.99.0.1\",port=\"80\",protocol=\"tcp\",backend=\"10.0.0.1\"} 1",
+            "guideway_service_all_backends_fail{service=\"we\\\"b\",namespace=\"\",name=\"we\\\"b\",address=\"2001:db8::1\",port=\"80\",protocol=\"tcp\"} 0",
             "guideway_node_reachable{node=\"10.0.0.1\"} 0",
             "guideway_health_checks_not_made{reason=\"too_many\"} 5",
             "guideway_health_check_duration_seconds_bucket{le=\"0.001\",type=\"tcp\"} 0",
@@ -318,6 +339,7 @@ mod tests {
         let declared: BTreeSet<String> = text
             .lines()
             .filter_map(|line| line.strip_prefix("# TYPE "))
+            .filter(|line| !line.starts_with("process_"))
             .map(|line| {
                 let (name, kind) = line.split_once(' ').unwrap();
                 match kind {

@@ -11,6 +11,7 @@
 
 mod backends;
 mod counters;
+mod flows;
 mod health;
 mod kubernetes;
 pub(crate) mod pages;
@@ -103,6 +104,7 @@ impl Observer {
             Request::Status {} => self.observe(|seen| reply(Ok(seen.status()))).await,
             Request::Services(of) => self.observe(move |seen| reply(seen.services(&of))).await,
             Request::Backends(of) => self.observe(move |seen| reply(seen.backends(&of))).await,
+            Request::Flows(of) => self.observe(move |seen| reply(seen.flows(&of))).await,
             Request::Drops {} => self.observe(|seen| reply(seen.drops())).await,
         };
         answered.unwrap_or_else(|| error_line("the answer broke off, see the log".to_owned()))

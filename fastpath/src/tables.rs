@@ -36,6 +36,7 @@ pub use self::{
     counters::{Counters, ReasonCount},
     error::TableError,
     explain::{ChosenBackend, Explanation, Outcome, Trace, TraceStep, Translated},
+    flows::KnownFlow,
     inherit::{FormerFlows, FormerFlowsError, InheritedFlows},
     probes::{MAX_PROBES, ProbeSpec, probe_mark},
     reader::TableReader,
@@ -72,6 +73,7 @@ mod egress_ports;
 mod encode;
 mod error;
 mod explain;
+mod flows;
 mod gate;
 mod grace;
 mod ids;

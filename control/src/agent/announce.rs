@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fastpath::announce::{self, Link};
@@ -24,6 +25,7 @@ use super::apply::in_words;
 use super::problems::Item;
 use crate::announce::{Candidates, Holdings, Mac};
 use crate::chain::chain;
+use crate::healthz::AnnouncedServices;
 use crate::kubernetes::leases::{AgentSignals, Announceable, Claims};
 
 /// Time between two checks that the program is still on its interfaces. Nothing reports its removal.
@@ -76,7 +78,11 @@ impl Agent {
             tracing::info!(addresses = lost, "not announced from here any more");
         }
         let now = Instant::now();
+        let is_change = !new.is_empty() || lost > 0;
         self.announcing.hold(wanted, now);
+        if let Some(feed) = self.feed().filter(|_| is_change) {
+            feed.reports().set_announced(self.announced_services());
+        }
         self.announcing.plan(&new, now);
         self.announcing.send(now);
         outcomes
@@ -147,9 +153,7 @@ impl Agent {
             addresses = lost.len(),
             "announced by others meanwhile, not announced from here any more"
         );
-        self.announcing
-            .addresses
-            .retain(|address| !lost.contains(address));
+        Arc::make_mut(&mut self.announcing.addresses).retain(|address| !lost.contains(address));
         if let Some(election) = &mut self.announcing.election {
             election.share.retain(|address| !lost.contains(address));
             // The send fails only if the election has ended, and that ends the agent.
@@ -222,6 +226,29 @@ impl Agent {
         }
         self.announcing.plan(&holdings.again, now);
         self.announcing.send(now);
+    }
+
+    /// Lists the Services whose addresses are announced here, each with those addresses.
+    fn announced_services(&self) -> AnnouncedServices {
+        let mut services = AnnouncedServices::new();
+        for (key, service) in &self.config.desired.services {
+            if self.announcing.addresses.contains(&key.address) {
+                let name = service.name.split(':').next().unwrap_or_default();
+                services
+                    .entry(name.to_owned())
+                    .or_default()
+                    .insert(key.address);
+            }
+        }
+        services
+    }
+
+    /// Returns the interfaces that addresses are announced on, and the addresses.
+    pub(super) fn announced(&self) -> (Vec<String>, Arc<BTreeSet<IpAddr>>) {
+        let announcing = &self.announcing;
+        let links = announcing.links.iter().filter(|_| announcing.is_able);
+        let links = links.map(|link| link.name.clone());
+        (links.collect(), Arc::clone(&announcing.addresses))
     }
 
     /// Returns whether neighbours on an interface can be answered, as an outcome for the list of problems.
@@ -320,8 +347,6 @@ fn restrict(wanted: &mut BTreeMap<IpAddr, Candidates>, announcers: &Announcers) 
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     fn addresses(range: std::ops::Range<u8>) -> BTreeSet<IpAddr> {

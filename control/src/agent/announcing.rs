@@ -35,7 +35,7 @@ pub(super) const LOOK_PAUSE: Duration = Duration::from_millis(250);
 pub(super) struct Announcing {
     announcer: Option<Announcer>,
     pub(super) links: Vec<Link>,
-    pub(super) addresses: BTreeSet<IpAddr>,
+    pub(super) addresses: Arc<BTreeSet<IpAddr>>,
     /// Announcements still to be sent, with their times.
     repeats: Vec<(Instant, BTreeSet<IpAddr>)>,
     /// Whether neighbours on these links are answered.
@@ -90,7 +90,7 @@ impl Announcing {
         // The time of the last look stays: frequent changes must not delay the next one.
         let looks = !addresses.is_empty() || self.election.is_some();
         self.looked = self.looked.or(Some(now)).filter(|_| looks);
-        self.addresses = addresses;
+        self.addresses = Arc::new(addresses);
     }
 
     /// Schedules the announcements of addresses. They replace those of the same addresses that are still to be sent.

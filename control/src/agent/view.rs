@@ -3,6 +3,8 @@
 //! The agent publishes each time before it sleeps. A view shares what is large with the agent, so that it costs the
 //! same however many services there are.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -40,6 +42,10 @@ pub(crate) struct View {
     pub(crate) xdp_programs: Vec<Running>,
     /// Where the egress program was put.
     pub(crate) egress_programs: Vec<Running>,
+    /// Interfaces that addresses are announced on.
+    pub(crate) announce_links: Vec<String>,
+    /// Addresses that are announced there.
+    pub(crate) announced: Arc<BTreeSet<IpAddr>>,
     /// What could not be applied.
     pub(crate) problems: Problems,
     pub(crate) not_made: NotMade,
@@ -102,6 +108,7 @@ impl Agent {
         let node = desired.is_node(&self.machine.addresses);
         let roles = [(desired.edge, "edge"), (node, "node")].into_iter();
         let warnings = self.sweeps.warnings().chain(&self.attachments.uncounted);
+        let (announce_links, announced) = self.announced();
         let view = View {
             tables: self.tables.publish(),
             wanted: self.programmed.wanted.clone(),
@@ -116,6 +123,8 @@ impl Agent {
             egress: self.egress_status(),
             xdp_programs: self.attachments.running_xdp(),
             egress_programs: self.attachments.running_egress(),
+            announce_links,
+            announced,
             problems: self.problems.clone(),
             not_made: self.checks.not_made,
             warnings: warnings.chain(self.next_hops.warning()).cloned().collect(),

@@ -1,6 +1,7 @@
 //! How the agent is, what it runs and what is wrong.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +25,8 @@ pub struct Status {
     pub interfaces: Vec<Interface>,
     /// Devices by which replies of this machine's pods leave.
     pub egress: Vec<Egress>,
+    /// What neighbours are told to send here.
+    pub announced: Announced,
     /// How full the tables are.
     pub tables: Vec<Table>,
     /// Node addresses by state of their next hop: `resolved`, `local`, `unresolved`.
@@ -41,6 +44,16 @@ pub struct Status {
     pub warnings: Vec<String>,
     /// The last machine whose outer headers were refused.
     pub untrusted: Option<Untrusted>,
+}
+
+/// Addresses for which this machine answers its neighbours.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Announced {
+    /// The interfaces; each address is announced on all of them.
+    pub interfaces: Vec<String>,
+    /// The addresses.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// The last source from which IP-in-IP was refused.

@@ -1,5 +1,7 @@
 //! Which way a flow or a frame takes.
 
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 
 /// Which backend a flow gets, and why.
@@ -70,4 +72,15 @@ pub struct Step {
     pub name: String,
     /// What was found.
     pub text: String,
+}
+
+/// What a machine has at an address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AtAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// Names of the services there.
+    pub services: Vec<String>,
+    /// Interfaces whose neighbours are told to send here; none where the machine does not announce it.
+    pub announced_on: Vec<String>,
 }

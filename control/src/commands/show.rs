@@ -7,7 +7,7 @@ mod status;
 use crate::api::Untrusted;
 use crate::render::{count, duration, printable};
 
-pub use self::packets::{detached, drops, explained, trace, which};
+pub use self::packets::{at_address, detached, drops, explained, flows, trace, which};
 pub use self::services::{backends, services};
 pub use self::status::status;
 

@@ -5,6 +5,7 @@
 //! cannot be opened, and a virtual address that an interface has although no Node lists it.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -13,13 +14,15 @@ use kube::{Api, Client, Resource};
 use super::request_errors::{Purpose, RequestErrors};
 use super::schema::Service;
 use crate::chain::chain;
-use crate::healthz::Reports;
+use crate::healthz::{AnnouncedServices, Reports};
 use crate::index::{Object, Problem, Rule};
 
 /// Component that the Events name as their source.
 const REPORTER: &str = "guideway-agent";
 /// Most Events for one change. If a thousand Services fail together, a few Events suffice.
 const MOST: usize = 20;
+/// Services of which one change of what is announced here is told; a machine that is lost leaves all of its own.
+const MOST_ANNOUNCED: usize = 200;
 
 /// Publishes the problems of this machine alone, for ever. A problem is published once each time it appears.
 ///
@@ -32,7 +35,9 @@ pub async fn publish(
 ) {
     let mut of_ports = reports.follow_problems();
     let mut of_objects = reports.follow_problems_here();
+    let mut announced = reports.follow_announced();
     let mut told: BTreeSet<Problem> = BTreeSet::new();
+    let mut told_announced = AnnouncedServices::new();
     loop {
         let mut current = BTreeSet::new();
         for problems in [&mut of_ports, &mut of_objects] {
@@ -44,9 +49,19 @@ pub async fn publish(
             request_errors.take(Purpose::Event, outcome.map_err(|error| chain(&error)));
         }
         told = current;
+        let here = announced.borrow_and_update().clone();
+        let is_new = |(name, addresses): &(&String, &BTreeSet<IpAddr>)| {
+            told_announced.get(*name) != Some(*addresses)
+        };
+        for (name, addresses) in here.iter().filter(is_new).take(MOST_ANNOUNCED) {
+            let outcome = tell_announced(&client, &node_name, name, addresses).await;
+            request_errors.take(Purpose::Event, outcome.map_err(|error| chain(&error)));
+        }
+        told_announced = here;
         let changed = tokio::select! {
             changed = of_ports.changed() => changed,
             changed = of_objects.changed() => changed,
+            changed = announced.changed() => changed,
         };
         if changed.is_err() {
             return;
@@ -57,15 +72,6 @@ pub async fn publish(
 async fn tell(client: &Client, node_name: &str, problem: &Problem) -> kube::Result<()> {
     let Object::Service(name) = &problem.object else {
         return Ok(());
-    };
-    // `kubectl describe` finds Events by the object's uid, which the index does not keep.
-    let services: Api<Service> = Api::namespaced(client.clone(), &name.namespace);
-    let Some(service) = services.get_opt(&name.name).await? else {
-        return Ok(());
-    };
-    let reporter = Reporter {
-        controller: REPORTER.to_owned(),
-        instance: Some(node_name.to_owned()),
     };
     let event = Event {
         type_: EventType::Warning,
@@ -81,7 +87,48 @@ async fn tell(client: &Client, node_name: &str, problem: &Problem) -> kube::Resu
         .to_owned(),
         secondary: None,
     };
-    publish_event(client, reporter, &event, &service.object_ref(&())).await
+    publish_about(client, node_name, (&name.namespace, &name.name), &event).await
+}
+
+/// Tells of a Service that this machine announces its addresses.
+async fn tell_announced(
+    client: &Client,
+    node_name: &str,
+    service: &str,
+    addresses: &BTreeSet<IpAddr>,
+) -> kube::Result<()> {
+    let addresses: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
+    let event = Event {
+        type_: EventType::Normal,
+        reason: "Announced".to_owned(),
+        note: Some(format!(
+            "announced by {node_name}: {}",
+            addresses.join(", ")
+        )),
+        action: "Announce".to_owned(),
+        secondary: None,
+    };
+    let name = service.split_once('/').unwrap_or_default();
+    publish_about(client, node_name, name, &event).await
+}
+
+/// Publishes an Event about a Service, if there is one of this namespace and name.
+async fn publish_about(
+    client: &Client,
+    node_name: &str,
+    (namespace, name): (&str, &str),
+    event: &Event,
+) -> kube::Result<()> {
+    // `kubectl describe` finds Events by the uid, which the index does not keep.
+    let services: Api<Service> = Api::namespaced(client.clone(), namespace);
+    let Some(service) = services.get_opt(name).await? else {
+        return Ok(());
+    };
+    let reporter = Reporter {
+        controller: REPORTER.to_owned(),
+        instance: Some(node_name.to_owned()),
+    };
+    publish_event(client, reporter, event, &service.object_ref(&())).await
 }
 
 pub(crate) async fn publish_event(

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::encoder::MOST_SERIES;
 use super::{Metrics, Snapshot};
 
 pub(super) fn encode(snapshot: &Snapshot, metrics: &mut Metrics<'_>) -> fmt::Result {
@@ -45,6 +46,22 @@ pub(super) fn encode(snapshot: &Snapshot, metrics: &mut Metrics<'_>) -> fmt::Res
         interfaces.map(|one| attached("interface", &one.name, one.mode.as_deref())),
     )?;
     let egress = status.egress.iter();
+    let announced = &status.announced;
+    let addresses = announced.addresses.iter().take(MOST_SERIES);
+    metrics.gauges(
+        "announced",
+        "1 for each address that neighbours are told to send here, by interface",
+        addresses.flat_map(|address| {
+            let interfaces = announced.interfaces.iter();
+            interfaces.map(move |name| {
+                let labels = [
+                    ("address", address.to_string()),
+                    ("interface", name.clone()),
+                ];
+                (labels, 1)
+            })
+        }),
+    )?;
     metrics.gauges(
         "egress_attached",
         "1 if the egress program is on the device, by mode; 0 with mode none",

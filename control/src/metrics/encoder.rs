@@ -1,5 +1,6 @@
 //! The form of every metric: a name, what it tells, and its series.
 
+use std::cmp::Reverse;
 use std::fmt;
 
 use prometheus_client::encoding::{
@@ -7,7 +8,7 @@ use prometheus_client::encoding::{
 };
 use prometheus_client::metrics::MetricType;
 
-use crate::api::Service;
+use crate::api::{NameParts, Service};
 use crate::desired::ServiceKey;
 use crate::durations::Durations;
 
@@ -74,6 +75,12 @@ impl<'a> Metrics<'a> {
         Ok(())
     }
 
+    /// Writes a counter of seconds without labels.
+    pub(crate) fn seconds(&mut self, name: &'static str, help: &str, seconds: f64) -> fmt::Result {
+        let mut metric = self.declare(name, help, MetricType::Counter)?;
+        metric.encode_counter::<NoLabelSet, f64, u64>(&seconds, None)
+    }
+
     /// Writes a histogram without labels.
     pub(crate) fn histogram(
         &mut self,
@@ -110,16 +117,39 @@ pub(super) fn series<T>(all: &[T], of_note: impl Fn(&T) -> bool) -> impl Iterato
     some.take(MOST_SERIES)
 }
 
-pub(super) fn service_labels(service: &Service) -> [(&'static str, String); 4] {
+/// Lists what has traffic series of its own: all where they are few, else those with the most.
+pub(super) fn largest<T>(all: &[T], packets: impl Fn(&T) -> u64) -> Vec<&T> {
+    let mut largest: Vec<&T> = all.iter().collect();
+    if largest.len() > MOST_SERIES {
+        largest.select_nth_unstable_by_key(MOST_SERIES, |one| Reverse(packets(one)));
+        largest.truncate(MOST_SERIES);
+    }
+    largest
+}
+
+pub(super) fn service_labels(service: &Service) -> [(&'static str, String); 6] {
     key_labels(&service.name, service.service.parse().ok())
 }
 
-pub(super) fn key_labels(name: &str, key: Option<ServiceKey>) -> [(&'static str, String); 4] {
+pub(super) fn key_labels(name: &str, key: Option<ServiceKey>) -> [(&'static str, String); 6] {
     let part = |part: fn(ServiceKey) -> String| key.map(part).unwrap_or_default();
+    let [service, namespace, object] = name_labels(name);
     [
-        ("service", name.to_owned()),
+        service,
+        namespace,
+        object,
         ("address", part(|key| key.address.to_string())),
         ("port", part(|key| key.port.to_string())),
         ("protocol", part(|key| key.protocol.to_string())),
+    ]
+}
+
+/// Labels for the name of a service, and for the object that it comes from.
+pub(super) fn name_labels(name: &str) -> [(&'static str, String); 3] {
+    let parts = NameParts::of(name);
+    [
+        ("service", name.to_owned()),
+        ("namespace", parts.namespace.to_owned()),
+        ("name", parts.name.to_owned()),
     ]
 }

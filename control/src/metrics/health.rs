@@ -42,10 +42,10 @@ impl HealthValues {
             "backend_healthy",
             "1 if the backend passes its service's checks, 0 if it fails them",
             backends.map(|checked| {
-                let [name, address, port, protocol] =
+                let [service, namespace, name, address, port, protocol] =
                     key_labels(&checked.name, Some(checked.service));
                 let backend = ("backend", checked.backend.clone());
-                let labels = [name, address, port, protocol, backend];
+                let labels = [service, namespace, name, address, port, protocol, backend];
                 (labels, u64::from(checked.healthy))
             }),
         )?;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::encoder::{series, service_labels};
+use super::encoder::{largest, name_labels, series, service_labels};
 use super::{Metrics, Snapshot};
 
 pub(super) fn encode(snapshot: &Snapshot, metrics: &mut Metrics<'_>) -> fmt::Result {
@@ -23,15 +23,16 @@ pub(super) fn encode(snapshot: &Snapshot, metrics: &mut Metrics<'_>) -> fmt::Res
     )?;
     metrics.gauge(
         "services",
-        "Services by address, port and protocol; of more than 5000 none has series of its own unless it fails",
+        "Services by address, port and protocol; of more than 5000 those with the most packets have series of their own",
         snapshot.services.len(),
     )?;
     metrics.gauge(
         "backends",
-        "Backends, each once for every service that has it; of more than 5000 none has series of its own unless it fails",
+        "Backends, each once for every service that has it; of more than 5000 those with the most packets have series of their own",
         snapshot.backends.len(),
     )?;
-    let services = || series(&snapshot.services, |_| false);
+    let largest_services = largest(&snapshot.services, |row| row.packets);
+    let services = || largest_services.iter().copied();
     metrics.counters(
         "service_packets",
         "Packets forwarded to backends of the service",
@@ -53,9 +54,14 @@ pub(super) fn encode(snapshot: &Snapshot, metrics: &mut Metrics<'_>) -> fmt::Res
         series(&snapshot.services, |row| row.left_out > 0)
             .map(|row| (service_labels(row), row.left_out)),
     )?;
+    let largest_backends = largest(&snapshot.backends, |row| row.packets);
     let backends = || {
-        let backends = series(&snapshot.backends, |_| false);
-        backends.map(|row| ([("service", &*row.name), ("backend", &row.backend)], row))
+        let backends = largest_backends.iter().copied();
+        backends.map(|row| {
+            let [service, namespace, name] = name_labels(&row.name);
+            let backend = ("backend", row.backend.clone());
+            ([service, namespace, name, backend], row)
+        })
     };
     metrics.counters(
         "backend_packets",

@@ -20,6 +20,7 @@ impl Observation<'_> {
         let tables = &view.tables;
         let traffic = self.sources.reader.backend_traffic(tables);
         let conditions = self.conditions();
+        let connections = of.connections.then(|| self.connections()).transpose()?;
         let devices = DeviceNames::read();
         let mut rows = Vec::new();
         for (key, service) in tables.services() {
@@ -70,6 +71,11 @@ impl Observation<'_> {
                     path_mtu: tables.path_mtu(backend.address),
                     packets: traffic.packets,
                     bytes: traffic.bytes,
+                    connections: connections.as_ref().map(|counted| {
+                        let pod = member.backend.pod;
+                        let flows = pod.and_then(|pod| counted.backends.get(&(*key, pod)));
+                        flows.copied().unwrap_or(0)
+                    }),
                     ..Backend::default()
                 };
                 conditions.describe(&view.all_fail, &member, &mut row);

@@ -17,6 +17,7 @@ impl Observation<'_> {
         let traffic = self.sources.reader.service_traffic(&view.tables);
         let installed = view.tables.services().map(|(key, _)| key);
         let keys: BTreeSet<&ServiceKey> = view.wanted.keys().chain(installed).collect();
+        let connections = of.connections.then(|| self.connections()).transpose()?;
         let row = |key: &ServiceKey| {
             self.go_on()?;
             let (configured, wanted) = service_at(&view.services, key).unzip();
@@ -45,7 +46,9 @@ impl Observation<'_> {
                 slots: present.map_or(0, |service| service.run.length()),
                 packets: traffic.packets,
                 bytes: traffic.bytes,
-                connections: None,
+                connections: connections
+                    .as_ref()
+                    .map(|counted| counted.services.get(key).copied().unwrap_or(0)),
                 rates: None,
                 problem: view.problems.of(&Item::Service(*key)).cloned(),
                 all_fail: view.all_fail.contains(&configured.unwrap_or(*key)),

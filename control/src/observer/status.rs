@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::Observation;
 use crate::agent::reasons;
-use crate::api::{Status, Table};
+use crate::api::{Announced, Status, Table};
 use crate::next_hop::state;
 
 impl Observation<'_> {
@@ -29,6 +29,10 @@ impl Observation<'_> {
             kubernetes: self.kubernetes_status(),
             interfaces: view.interfaces.clone(),
             egress: view.egress.clone(),
+            announced: Announced {
+                interfaces: view.announce_links.clone(),
+                addresses: view.announced.iter().copied().collect(),
+            },
             tables: self.fill(),
             next_hops,
             services: view.tables.services().len(),

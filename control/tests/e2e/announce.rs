@@ -48,6 +48,10 @@ fn address_moves_to_another_edge_with_its_flows() {
     let first_agent = Agent::start(first, &announcing);
     let mut flows = Flow::open_many(client, &services, 4);
     assert!(sends_to(client, &services, first));
+    let address = services[0].address.ip().to_string();
+    let at = first_agent.json(&["which", "--address", &address]);
+    assert_eq!(at["announced_on"], serde_json::json!(["eth0"]), "{at}");
+    assert!(first_agent.page(&["status"]).contains("announced on eth0"));
 
     let _second_agent = Agent::start(second, &announcing);
     wait_until("the client knows the second edge", TIMEOUT, || {
@@ -56,6 +60,8 @@ fn address_moves_to_another_edge_with_its_flows() {
     .unwrap();
     first_agent.write_config(&silent);
     first_agent.wait_for_reloads(2);
+    let at = first_agent.json(&["which", "--address", &address]);
+    assert_eq!(at["announced_on"], serde_json::json!([]), "{at}");
     for flow in &mut flows {
         assert_eq!(flow.ask().unwrap(), node.label());
     }

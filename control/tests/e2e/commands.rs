@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use control::api::NameParts;
 use lab::{Machine, Signal, Topology};
 use serde_json::Value;
 
@@ -125,17 +126,17 @@ fn counters_agree_with_the_traffic_everywhere() {
 
     let metrics = get(edge.machine(), "/metrics");
     let line = format!(
-        "guideway_service_packets_total{{service=\"{}\",address=\"{}\",port=\"{}\",\
+        "guideway_service_packets_total{{{},address=\"{}\",port=\"{}\",\
          protocol=\"udp\"}} {QUESTIONS}",
-        service["name"].as_str().unwrap(),
+        name_labels(name),
         udp.address.ip(),
         udp.address.port()
     );
     assert!(metrics.lines().any(|other| other == line), "{metrics}");
     for (row, packets) in [(backend, QUESTIONS), (backend_of_other, TO_OTHER)] {
         let line = format!(
-            "guideway_backend_packets_total{{service=\"{}\",backend=\"{}\"}} {packets}",
-            row["name"].as_str().unwrap(),
+            "guideway_backend_packets_total{{{},backend=\"{}\"}} {packets}",
+            name_labels(row["name"].as_str().unwrap()),
             node.v4()
         );
         assert!(metrics.lines().any(|other| other == line), "{metrics}");
@@ -143,6 +144,14 @@ fn counters_agree_with_the_traffic_everywhere() {
     let attached = "guideway_interface_attached{interface=\"eth0\",mode=\"native\"} 1";
     assert!(metrics.contains(attached), "{metrics}");
     assert_eq!(get(edge.machine(), "/healthz"), "ok\n");
+}
+
+/// The labels of a metric that name a service.
+fn name_labels(service: &str) -> String {
+    let NameParts {
+        namespace, name, ..
+    } = NameParts::of(service);
+    format!("service=\"{service}\",namespace=\"{namespace}\",name=\"{name}\"")
 }
 
 /// Gets a page of the agent's own listener.
@@ -181,6 +190,12 @@ fn trace_answers_for_a_pod_that_is_not_there_by_the_kernels_routes() {
     let cluster = Cluster::start(&net, &services);
     // The neighbour on the way back is known by then.
     Flow::open(client, &service).unwrap();
+
+    let known = cluster.nodes[0].json(&["flows"]);
+    let mut known = rows(&known["flows"]).iter();
+    assert!(known.any(|flow| flow["service"] == service.to_string() && flow["table"] == "node"));
+    let counted = cluster.nodes[0].json(&["services", "--stats"]);
+    assert_eq!(rows(&counted)[0]["connections"], 1, "{counted}");
 
     let ack = with_bytes(&sent_by(&cluster.edge, &service, client), TCP_FLAGS, "10");
     let to_nobody = with_bytes(&ack, TAG, "07ff");

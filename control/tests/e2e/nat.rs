@@ -75,6 +75,10 @@ fn curl_gets_pages_from_an_unmodified_host_on_another_segment() {
             seen.join("\n")
         );
     }
+    let client_address = client.v4().to_string();
+    let known = agent.json(&["flows", "--client", &client_address, "--limit", "1"]);
+    assert_eq!(known["flows"][0]["table"], "nat", "{known}");
+    assert!(known["more"].as_u64().unwrap() > 0, "{known}");
     assert!(Cluster::packets(&agent, "to_client", "nat_reply") > 100);
     for lost in ["nat_unknown_flow", "nat_ports_exhausted", "nat_table_full"] {
         assert_eq!(Cluster::packets(&agent, "drop", lost), 0, "{lost}");

@@ -15,6 +15,7 @@ use xdp_prog::{abi::Traffic, failure::Failure};
 use super::{
     InstalledService, OwnedBackend, ReasonCount, ServiceKey, TableError, TableView, Tables,
     counters::{self, TrafficById},
+    flows::{FlowTables, KnownFlow},
     slots::Slots,
     view::Newest,
 };
@@ -25,6 +26,7 @@ pub struct TableReader {
     counters: counters::Maps,
     lut: Slots,
     newest: Newest,
+    flows: FlowTables,
 }
 
 impl fmt::Debug for TableReader {
@@ -44,6 +46,7 @@ impl Tables {
             counters: counters::Maps::open(loaded)?,
             lut: Slots::open(loaded)?,
             newest: self.newest.clone(),
+            flows: FlowTables::open(loaded)?,
         })
     }
 }
@@ -90,6 +93,16 @@ impl TableReader {
     /// When the map cannot be read.
     pub fn last_untrusted(&self) -> Result<Option<(IpAddr, Duration)>, TableError> {
         self.counters.last_untrusted()
+    }
+
+    /// Walks through the flows of this machine's pods and of NAT mode, as they are in the tables meanwhile, and hands
+    /// over each that lives; ends early if `take` returns false.
+    ///
+    /// # Errors
+    ///
+    /// When a map cannot be read.
+    pub fn flows(&self, take: impl FnMut(KnownFlow) -> bool) -> Result<(), TableError> {
+        self.flows.walk(take)
     }
 
     /// Counts the slots that each backend of a service owns, by the backend's id.

@@ -1,9 +1,9 @@
 //! The pages about packets: what was dropped, and the way of one flow or frame.
 
 use super::{last_untrusted, only_if, rate};
-use crate::api::{Detached, Reason, Trace, Which};
+use crate::api::{AtAddress, Detached, Flow, Flows, Reason, Trace, Which};
 use crate::reasons::{Explanation, explanation};
-use crate::render::{Table, count, percent, printable, wrapped};
+use crate::render::{Table, count, duration, percent, printable, wrapped};
 
 /// Columns behind a line's title.
 const LINE: usize = 71;
@@ -32,6 +32,35 @@ pub fn drops(reasons: &[Reason], all: bool) -> String {
         ]);
     }
     table.render("nothing dropped or passed") + &notes
+}
+
+/// Shows flows, and how many more there are.
+pub fn flows(flows: &Flows) -> String {
+    let mut table = Table::new(["CLIENT", "SERVICE", "BACKEND", "STATE", ">IDLE"]);
+    for flow in &flows.flows {
+        table.row([
+            &flow.client,
+            &flow.service,
+            &flow.backend,
+            &state(flow),
+            &duration(flow.idle_seconds),
+        ]);
+    }
+    let more = match flows.more {
+        0 => String::new(),
+        more => format!("and {more} more; --limit lists more of them\n"),
+    };
+    table.render("no flows") + &more
+}
+
+/// Says how far a flow is, and whether it is one of NAT mode.
+fn state(flow: &Flow) -> &'static str {
+    match (flow.open, flow.table.as_str()) {
+        (true, "nat") => "open nat",
+        (false, "nat") => "new nat",
+        (true, _) => "open",
+        (false, _) => "new",
+    }
 }
 
 /// Shows what a reason means and what to do about it.
@@ -124,6 +153,24 @@ pub fn which(which: &Which) -> String {
     if let Some(next_hop) = &which.next_hop {
         page.add("next hop", next_hop);
     }
+    page.0
+}
+
+/// Shows what a machine has at an address.
+pub fn at_address(at: &AtAddress) -> String {
+    let mut page = Lines::default();
+    page.add("address", at.address.to_string());
+    let services = match at.services.as_slice() {
+        [] => "none".to_owned(),
+        services => services.join(" "),
+    };
+    page.add("services", services);
+    let announced = match at.announced_on.as_slice() {
+        [] => "not by this machine; in a cluster the Events of the Service name the one that does"
+            .to_owned(),
+        interfaces => format!("by this machine, on {}", interfaces.join(", ")),
+    };
+    page.add("announce", announced);
     page.0
 }
 

@@ -1,7 +1,9 @@
 //! The page about the agent itself: configuration, interfaces, tables, and what is wrong.
 
+use std::net::IpAddr;
+
 use super::{NOTES_SHOWN, first_notes, indented, last_untrusted, more_than};
-use crate::api::{Health, Kubernetes, Status};
+use crate::api::{Announced, Health, Kubernetes, Status};
 use crate::clock::unix_time;
 use crate::render::{Table, duration, percent};
 
@@ -41,6 +43,7 @@ pub fn status(status: &Status) -> String {
     if !hops.is_empty() {
         page += &format!("\nnext hops: {}\n", hops.join(", "));
     }
+    page += &announced(&status.announced);
     page += &health(&status.health);
     page += &status
         .untrusted
@@ -82,6 +85,23 @@ fn cluster(kubernetes: &Kubernetes) -> String {
         page += &indented(&format!("BROKEN {reason}"));
     }
     page
+}
+
+/// Names the addresses for which neighbours are answered.
+fn announced(announced: &Announced) -> String {
+    if announced.addresses.is_empty() {
+        return String::new();
+    }
+    let on = match announced.interfaces.as_slice() {
+        [] => "NOWHERE: see PROBLEMS".to_owned(),
+        interfaces => format!("on {}", interfaces.join(", ")),
+    };
+    let addresses: Vec<String> = announced.addresses.iter().map(IpAddr::to_string).collect();
+    format!(
+        "\nannounced {on}: {} addresses\n{}",
+        addresses.len(),
+        first_notes(addresses.iter())
+    )
 }
 
 fn health(health: &Health) -> String {

@@ -1,8 +1,8 @@
 use super::services::NO_WEIGHT;
 use super::*;
 use crate::api::{
-    Backend, Choice, ConfigStatus, Counts, Egress, Health, Interface, Kubernetes, Reason, Service,
-    Status, Step, Table, Trace, Untrusted, Which,
+    Announced, Backend, Choice, ConfigStatus, Counts, Egress, Flow, Flows, Health, Interface,
+    Kubernetes, Reason, Service, Status, Step, Table, Trace, Untrusted, Which,
 };
 use crate::clock::unix_time;
 use crate::reasons::EXPLANATIONS;
@@ -240,6 +240,29 @@ fn drops_hide_reasons_without_packets_unless_all() {
 }
 
 #[test]
+fn flows_fit_80_columns_and_those_beyond_are_counted() {
+    let flow = Flow {
+        client: "198.51.100.217:40000".to_owned(),
+        service: "203.0.113.10:443/tcp".to_owned(),
+        backend: "10.244.11.15:8443".to_owned(),
+        table: "node".to_owned(),
+        idle_seconds: 75,
+        ..Flow::default()
+    };
+    let page = flows(&Flows {
+        flows: vec![flow],
+        more: 7,
+    });
+    assert_fits(&page);
+    assert!(page.contains("new") && page.contains("1m 15s"), "{page}");
+    assert!(
+        page.ends_with("and 7 more; --limit lists more of them\n"),
+        "{page}"
+    );
+    assert_eq!(flows(&Flows::default()), "no flows\n");
+}
+
+#[test]
 fn explanations_fit_80_columns() {
     for explanation in EXPLANATIONS {
         let page = explained(explanation);
@@ -292,6 +315,10 @@ fn status_fits_80_columns_and_names_what_is_wrong() {
             largest_free_run: Some(8_388_608),
         }],
         next_hops: [("resolved".to_owned(), 3), ("unresolved".to_owned(), 1)].into(),
+        announced: Announced {
+            interfaces: vec!["eth0".to_owned()],
+            addresses: (1..13).map(|n| [192, 0, 2, n].into()).collect(),
+        },
         services: 1,
         health: Health {
             backends: 9,
@@ -329,6 +356,7 @@ fn status_fits_80_columns_and_names_what_is_wrong() {
         "PROBLEMS (not applied, tried again by themselves: 12)\n  service web: full\n",
         "  and 2 more; --json lists all\n",
         "WARNINGS\n  rules masquerade\n",
+        "announced on eth0: 12 addresses\n  192.0.2.1\n",
         "last untrusted outer source: 198.51.100.1, 1m 15s ago\n",
     ] {
         assert!(page.contains(part), "{part:?} is not in:\n{page}");

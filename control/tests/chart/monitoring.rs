@@ -15,8 +15,18 @@ fn alerts_ask_for_documented_metrics() {
         .collect();
     assert!(!rules.is_empty());
     let mut names = BTreeSet::new();
+    let sections = sections(&text("docs/troubleshoot.md"));
     for rule in rules {
+        if let Some(record) = rule["record"].as_str() {
+            assert!(names.insert(record), "{record} is there twice");
+            expect_documented(record, rule["expr"].as_str().unwrap());
+            continue;
+        }
         let name = rule["alert"].as_str().unwrap();
+        let runbook = rule["annotations"]["runbook_url"].as_str().unwrap();
+        let section = runbook.strip_prefix("deploy/docs/troubleshoot.md#");
+        let section = section.unwrap_or_else(|| panic!("{name}: {runbook}"));
+        assert!(sections.contains(section), "{name}: no section {section}");
         assert!(names.insert(name), "{name} is there twice");
         let severity = rule["labels"]["severity"].as_str().unwrap();
         assert!(
@@ -28,6 +38,19 @@ fn alerts_ask_for_documented_metrics() {
         }
         expect_documented(name, rule["expr"].as_str().unwrap());
     }
+}
+
+/// The anchors of a page's headings, as forges make them.
+fn sections(page: &str) -> BTreeSet<String> {
+    let headings = page.lines().filter_map(|line| line.strip_prefix('#'));
+    let anchor = |heading: &str| {
+        let heading = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = heading
+            .chars()
+            .filter(|one| one.is_alphanumeric() || " -_".contains(*one));
+        kept.collect::<String>().replace(' ', "-")
+    };
+    headings.map(anchor).collect()
 }
 
 #[test]

@@ -36,6 +36,7 @@ mod refusal;
 mod seed;
 mod selector;
 mod service_status;
+mod unclaimed;
 mod write;
 
 use std::fs;

@@ -47,6 +47,8 @@ pub(super) struct ObservedService {
     pub(super) observed: CurrentStatus,
     /// Whether it has another class, which cannot change. Its status then belongs to another controller.
     pub(super) is_of_other_class: bool,
+    /// If it wants an address that this controller does not give: which class it lacks.
+    pub(super) lacks: Option<String>,
     /// What is wrong with it; all agents find the same.
     pub(super) problems: Vec<Problem>,
 }
@@ -83,7 +85,9 @@ impl Classes {
             foreign = held;
         }
         let reading = self.read(service);
+        let lacks = self.lacks(spec).filter(|_| observed.ingress.is_empty());
         ObservedService {
+            lacks,
             uid: service.metadata.uid.clone().unwrap_or_default(),
             ours,
             foreign,
@@ -97,6 +101,25 @@ impl Classes {
             served: reading.external,
             problems: reading.problems,
         }
+    }
+
+    /// Says which class a Service lacks that this controller gives no address.
+    fn lacks(&self, spec: &ServiceSpec) -> Option<String> {
+        if !is_load_balancer(spec) || self.has(spec) {
+            return None;
+        }
+        let ours = &self.class;
+        Some(match &spec.load_balancer_class {
+            None => format!(
+                "nobody gave an address within a minute: the Service has no spec.loadBalancerClass, and Guideway \
+                 serves the class {ours} only; create it with that class, or start the controller with --default-class \
+                 (chart: defaultClass)"
+            ),
+            Some(class) => format!(
+                "nobody gave an address within a minute: spec.loadBalancerClass is {class}, and Guideway serves \
+                 {ours}; start the controller of that class, or create the Service anew with the other class"
+            ),
+        })
     }
 
     /// Reads a Service by the same rules as the agents.

@@ -185,6 +185,13 @@ impl Planner {
         self.published = published;
     }
 
+    /// Lists the Services that want an address of somebody else and have none: each with its uid and what it lacks.
+    pub(super) fn unclaimed(&self) -> impl Iterator<Item = (ObjectName, String, String)> {
+        let services = self.services.objects().iter();
+        services
+            .filter_map(|(name, seen)| Some((name.clone(), seen.uid.clone(), seen.lacks.clone()?)))
+    }
+
     /// Returns whether one of these pools contains one of these addresses.
     pub(super) fn has_any(&self, pools: &[ObjectName], addresses: &[IpAddr]) -> bool {
         let pools = pools

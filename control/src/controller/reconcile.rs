@@ -26,6 +26,7 @@ use super::mirror::Versioned;
 use super::pacer::Pacer;
 use super::planner::Planner;
 use super::seed;
+use super::unclaimed::Unclaimed;
 use super::write::{WriteError, Writer};
 use crate::chain::chain;
 use crate::index::objects::{API_SERVICE, SERVICE_NAME};
@@ -64,6 +65,7 @@ pub(super) async fn follow(
     let mut planner = Planner::new(scope.api_server);
     let classes = scope.classes;
     let mut pacer = Pacer::default();
+    let mut unclaimed = Unclaimed::default();
     let mut term = Term::default();
     // When to make sure of the seed. Agents wait for it, so this does not wait for the lists.
     let mut seed_due = Some(Instant::now());
@@ -89,6 +91,7 @@ pub(super) async fn follow(
                     planner.forget();
                     pacer = Pacer::default();
                     pacer.dirty = true;
+                    unclaimed = Unclaimed::default();
                 }
                 if !term.is_leading() {
                     // Only the leader reports these values.
@@ -101,10 +104,14 @@ pub(super) async fn follow(
                     Err(_) => Some(Instant::now() + SEED_PAUSE),
                 };
             }
+            () = sleep_until(unclaimed.due()), if is_ready => {
+                writer.notices(unclaimed.take_due(Instant::now())).await;
+            }
             () = pacer.due(), if is_ready => {
                 let begun = Instant::now();
                 let more = act(&mut planner, &classes, &writer, &mut pacer, &values).await;
                 pacer.done(begun, more);
+                unclaimed.set(planner.unclaimed(), begun);
             }
         }
     }

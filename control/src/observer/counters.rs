@@ -92,6 +92,6 @@ impl Observation<'_> {
 }
 
 /// Returns the text of a table's error.
-fn describe(error: TableError) -> String {
+pub(super) fn describe(error: TableError) -> String {
     chain(&error)
 }

@@ -46,10 +46,10 @@ impl FlowTables {
             (FlowTable::Established, map::FLOWS_DATAGRAM),
             (FlowTable::Embryonic, map::FLOWS_EMBRYONIC),
         ];
-        let pods = pods.map(|(table, name)| Ok((table, Entries::of(loaded, name, 1)?)));
+        let pods = pods.map(|(table, name)| Ok((table, Entries::over(loaded.map(name)?, name)?)));
         Ok(Self {
             pods: pods.into_iter().collect::<Result<_, TableError>>()?,
-            nat: Entries::of(loaded, map::NAT_REVERSE, 1)?,
+            nat: Entries::over(loaded.map(map::NAT_REVERSE)?, map::NAT_REVERSE)?,
         })
     }
 

@@ -1,9 +1,9 @@
-//! What the commands ask the running agent, and what it answers.
+//! The protocol between commands and the running agent.
 //!
-//! One connection to the agent's unix socket carries one line of JSON each way:
-//! a [`Request`], then a [`Reply`]. So that a command and an agent of neighbouring versions
-//! understand each other, readers of replies ignore fields that they do not know. An agent refuses a request
-//! with such a field, as its answer would be to another question; what is not asked for is left out.
+//! One connection to the agent's unix socket carries one line of JSON each way: a [`Request`], then a
+//! [`Reply`]. Commands and agents of neighbouring versions can talk to each other. A reader of replies ignores
+//! unknown fields. An agent refuses a request with an unknown field, because it would answer a different
+//! question. Fields of a request that are not used are left out.
 
 pub mod client;
 mod flows;
@@ -24,24 +24,24 @@ pub use self::status::{
 };
 pub use self::trace::{AtAddress, Choice, Step, Trace, Which};
 
-/// Longest request that the agent reads: a jumbo frame in hexadecimal fits.
+/// Longest request that the agent reads, in bytes: a jumbo frame in hexadecimal fits.
 pub const MAX_REQUEST_BYTES: usize = 32 << 10;
-/// Longest reply that a command reads; 250 000 backends take about 60 MB.
+/// Longest reply that a command reads, in bytes. 250 000 backends take about 60 MB.
 pub const MAX_REPLY_BYTES: u64 = 256 << 20;
 
-/// What a command asks.
+/// A question of a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
     /// The agent's [`Status`].
     Status {},
-    /// Each [`Service`] that is meant.
+    /// Each selected [`Service`].
     Services(ServiceFilter),
-    /// Every [`Backend`] of each service that is meant.
+    /// Every [`Backend`] of each selected service.
     Backends(ServiceFilter),
-    /// The [`Flows`] that are meant.
+    /// The selected [`Flows`].
     Flows(FlowFilter),
-    /// The settings in force, see [`crate::config::effective`].
+    /// The settings in force; see [`crate::config::effective`].
     Config {},
     /// Every [`Reason`] with its counter.
     Drops {},
@@ -53,27 +53,27 @@ pub enum Request {
     Detach {},
 }
 
-/// Which flow [`Request::Which`] is about.
+/// The flow of [`Request::Which`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WhichRequest {
-    /// The service, as `10.99.0.1:80/tcp`.
+    /// The service, such as `10.99.0.1:80/tcp`.
     pub service: String,
-    /// The client's address and port.
+    /// The client's address and port, such as `192.0.2.1:1234`.
     pub from: String,
 }
 
-/// Which packet [`Request::Trace`] is about.
+/// The packet of [`Request::Trace`]: the first one of a flow, or a frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TraceRequest {
-    /// The service, as `10.99.0.1:80/tcp`.
+    /// The service, such as `10.99.0.1:80/tcp`.
     pub service: Option<String>,
-    /// The client's address and port.
+    /// The client's address and port, such as `192.0.2.1:1234`.
     pub from: Option<String>,
-    /// A frame as hexadecimal digits, from the Ethernet header on, in place of the flow's.
+    /// A frame in hexadecimal digits, from the Ethernet header on. It replaces the packet of a flow.
     pub frame: Option<String>,
-    /// The interface that it comes in by; if there is none, the first one with the program.
+    /// The interface that the packet arrives on; without it, the first one with the program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
 }
@@ -82,7 +82,7 @@ pub struct TraceRequest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply<T> {
-    /// What was asked for.
+    /// The answer.
     Ok(T),
     /// Why there is no answer.
     Error(String),
@@ -92,7 +92,7 @@ pub enum Reply<T> {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Detached {
-    /// Interfaces that the program was taken off.
+    /// Interfaces that the program was detached from.
     pub interfaces: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! The commands that ask the agent and show its answers.
+//! The commands that ask the agent, and print its answers.
 
 pub mod capture;
 pub mod sample;
@@ -26,21 +26,21 @@ use crate::cli::{self, Format, LogLevel, Output};
 use crate::desired::ServiceKey;
 use fastpath::pins::Pins;
 
-/// How long the two samples of one rate are apart.
+/// Time between the two samples of a rate.
 const SAMPLE_PAUSE: Duration = Duration::from_secs(1);
 
-/// An answer of many, with the time at which it was given.
+/// One of several answers, with its time.
 #[derive(Serialize)]
 struct Stamped<'a, T> {
     timestamp: String,
     answer: &'a T,
 }
 
-/// Shows an answer once, or again and again.
+/// Prints an answer once, or repeatedly.
 ///
 /// # Errors
 ///
-/// When the agent does not answer, or nothing can be written.
+/// When the agent does not answer, or the output cannot be written.
 pub fn show<T: Answer>(
     options: &cli::Show,
     request: &Request,
@@ -49,11 +49,11 @@ pub fn show<T: Answer>(
     show_sampled(options, request, false, |_| {}, page)
 }
 
-/// Shows rows in the order asked for.
+/// Prints rows in the requested order, once or repeatedly.
 ///
 /// # Errors
 ///
-/// When the agent does not answer, or nothing can be written.
+/// When the agent does not answer, or the output cannot be written.
 pub fn show_rows<R: Counted>(
     options: &cli::Rows,
     request: &Request,
@@ -104,7 +104,7 @@ fn show_sampled<T: Answer>(
     }
 }
 
-/// Writes an answer by itself.
+/// Formats a single answer.
 fn written<T: Serialize>(
     answer: &T,
     output: Output,
@@ -117,7 +117,7 @@ fn written<T: Serialize>(
     }
 }
 
-/// Writes one answer of many: a screen, a line of JSON, or a document of YAML.
+/// Formats one of several answers: a screen, a line of JSON, or a YAML document.
 fn watched<T: Serialize>(
     answer: &T,
     output: Output,
@@ -135,7 +135,7 @@ fn watched<T: Serialize>(
     }
 }
 
-/// Puts a page at the top of an emptied screen; a pipe gets one page after the other.
+/// Returns a page to be shown on a cleared screen. Without a terminal, pages follow each other.
 fn screen(seconds: u32, page: &str) -> String {
     const CLEAR: &str = "\x1b[H\x1b[2J";
     let clear = if io::stdout().is_terminal() {
@@ -146,7 +146,7 @@ fn screen(seconds: u32, page: &str) -> String {
     format!("{clear}every {seconds} s, end with Ctrl-C\n\n{page}\n")
 }
 
-/// Tells which backend a flow gets.
+/// Prints which backend a flow gets.
 ///
 /// # Errors
 ///
@@ -164,7 +164,7 @@ pub fn which(options: &cli::Which) -> Result<()> {
     print_answer(&which, options.format, show::which)
 }
 
-/// Tells what this machine has at an address.
+/// Prints what this machine has at an address.
 fn which_address(socket: &Path, options: &cli::Which) -> Result<()> {
     let address = options
         .address
@@ -187,7 +187,7 @@ fn which_address(socket: &Path, options: &cli::Which) -> Result<()> {
     print_answer(&at, options.format, show::at_address)
 }
 
-/// Follows one packet through the datapath's code.
+/// Prints the path of one packet through the datapath's code.
 ///
 /// # Errors
 ///
@@ -206,7 +206,7 @@ pub fn trace(options: &cli::Trace) -> Result<()> {
     print_answer(&trace, options.format, show::trace)
 }
 
-/// Finds the one service that a client of this address means by a name.
+/// Returns the key of the only service with a name in the client's address family.
 fn resolve(socket: &Path, service: &str, from: SocketAddr) -> Result<String> {
     if service.parse::<ServiceKey>().is_ok() {
         return Ok(service.to_owned());
@@ -220,7 +220,7 @@ fn resolve(socket: &Path, service: &str, from: SocketAddr) -> Result<String> {
         let key = row.service.parse::<ServiceKey>();
         key.is_ok_and(|key| key.address.is_ipv4() == from.is_ipv4())
     });
-    // Who names a Service means its address; the ports of machines are for those that have none.
+    // The name of a Service stands for its own address. Its NodePorts count only if it has no address.
     let (ports, own): (Vec<&Service>, Vec<&Service>) = of_family.partition(|row| row.node_port);
     let found = if own.is_empty() { ports } else { own };
     match found.as_slice() {
@@ -238,7 +238,7 @@ fn resolve(socket: &Path, service: &str, from: SocketAddr) -> Result<String> {
     }
 }
 
-/// Lists the flows that the machine knows.
+/// Prints the flows that the machine knows.
 ///
 /// # Errors
 ///
@@ -258,7 +258,7 @@ pub fn flows(options: &cli::Flows) -> Result<()> {
     print_answer(&flows, options.format, show::flows)
 }
 
-/// Shows the settings in force.
+/// Prints the settings in force.
 ///
 /// # Errors
 ///
@@ -272,11 +272,11 @@ pub fn config(options: &cli::Settings) -> Result<()> {
     print(&written(&settings, output, |_| String::new())?)
 }
 
-/// Tells our version and that of the agent that runs, if one does.
+/// Prints the version of this program and that of the running agent.
 ///
 /// # Errors
 ///
-/// When an agent runs and does not answer.
+/// When an agent runs but does not answer.
 pub fn version(options: &cli::Settings) -> Result<()> {
     let agent = match ask(&options.agent.socket()?, &Request::Status {}) {
         Ok(status) => Some(status),
@@ -294,18 +294,18 @@ pub fn version(options: &cli::Settings) -> Result<()> {
     })
 }
 
-/// The versions of what runs.
+/// The versions of this program and of the running agent.
 #[derive(Debug, Serialize)]
 struct Versions {
     client: &'static str,
     agent: Option<String>,
 }
 
-/// Has an agent or a controller log more, or what it did at its start.
+/// Makes an agent or a controller log more, or as configured again.
 ///
 /// # Errors
 ///
-/// When no agent answers, or the process takes no signals from here.
+/// When no agent answers, or the process cannot be signalled.
 pub fn log(options: &cli::Log) -> Result<()> {
     let pid = match options.pid {
         Some(pid) => Pid::from_raw(pid),
@@ -318,7 +318,7 @@ pub fn log(options: &cli::Log) -> Result<()> {
     kill(pid, signal).with_context(|| format!("cannot send {signal} to the process {pid}"))
 }
 
-/// Detaches by the agent, or without one.
+/// Detaches the dataplane: through the agent, or directly if none runs.
 ///
 /// # Errors
 ///
@@ -343,7 +343,7 @@ fn print_answer<T: Serialize>(answer: &T, format: Format, page: fn(&T) -> String
     print(&written(answer, format.output(), page)?)
 }
 
-/// Writes a value as one JSON document, for people or on one line.
+/// Formats a value as a JSON document, indented or on one line.
 ///
 /// # Errors
 ///
@@ -358,7 +358,7 @@ pub fn json<T: Serialize>(value: &T, pretty: bool) -> Result<String> {
     Ok(text)
 }
 
-/// Writes to standard output.
+/// Writes a text to standard output.
 ///
 /// # Errors
 ///
@@ -370,7 +370,7 @@ pub fn print(text: &str) -> Result<()> {
         .context("cannot write the output")
 }
 
-/// Tells whether an error is only that the reader of our output has had enough.
+/// Returns whether an error only means that the reader of our output has closed the pipe.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let mut causes = error.chain().filter_map(|cause| cause.downcast_ref());
     causes.any(|cause: &io::Error| cause.kind() == io::ErrorKind::BrokenPipe)

@@ -45,7 +45,7 @@ pub struct Reports {
     announced: watch::Sender<AnnouncedServices>,
 }
 
-/// Services whose addresses are announced by this machine, by `namespace/name`, each with those addresses.
+/// Services whose addresses this machine announces, by `namespace/name`, each with these addresses.
 pub(crate) type AnnouncedServices = BTreeMap<String, BTreeSet<IpAddr>>;
 
 impl Reports {

@@ -1,8 +1,7 @@
-//! What the agent counts, in the OpenMetrics text that Prometheus scrapes.
+//! The agent's metrics in the OpenMetrics text format, for Prometheus.
 //!
-//! Every metric is declared once, in the file of what it is about; `deploy/docs/metrics.md` has the same list for
-//! people, and a test keeps the two equal. The values are read when they are asked
-//! for: nothing is kept between two scrapes.
+//! Every metric is declared once, in the file of its subject. `deploy/docs/metrics.md` lists them for users, and a
+//! test keeps the two equal. The values are read for each scrape; nothing is kept in between.
 
 mod agent;
 mod encoder;
@@ -28,7 +27,7 @@ pub use self::health::{CheckedBackend, HealthValues};
 pub use self::kubernetes::KubernetesValues;
 use self::process::Process;
 
-/// Everything that a scrape shows, read at one time.
+/// The values of a scrape, read at one time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     /// The agent and its tables.
@@ -37,26 +36,26 @@ pub struct Snapshot {
     pub started_at: u64,
     /// The services.
     pub services: Vec<Service>,
-    /// The backends, each node address once.
+    /// The backends, once for each service.
     pub backends: Vec<Backend>,
-    /// The pass and drop reasons.
+    /// The reasons of packets that were not forwarded.
     pub reasons: Vec<Reason>,
-    /// The causes of frames that XDP failed to send.
+    /// The failures of frames that XDP sent.
     pub failures: Vec<Reason>,
-    /// What the checks come to.
+    /// The results of checks.
     pub health: HealthValues,
-    /// How the Kubernetes API is followed, where it is.
+    /// How the Kubernetes API is followed; `None` if it is not.
     pub kubernetes: Option<KubernetesValues>,
 }
 
 /// Content type of [`render`]'s text.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Writes a scrape, with the prefix of all our metrics.
+/// Formats a scrape. All metrics get the prefix `guideway`.
 ///
 /// # Errors
 ///
-/// Never with the metrics declared here; the encoder has the error in its type.
+/// Never for the metrics declared here; the encoder's signature requires it.
 pub fn render(values: impl Collector) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     let own = registry.sub_registry_with_prefix("guideway");
@@ -67,7 +66,7 @@ pub fn render(values: impl Collector) -> Result<String, fmt::Error> {
     Ok(text)
 }
 
-/// Answers a scrape with its text, if there are values.
+/// Returns the page with the metrics, or an error if there are no values.
 pub(crate) fn page(text: Option<String>) -> Answer {
     match text {
         Some(text) => http::body(StatusCode::OK, HeaderValue::from_static(CONTENT_TYPE), text),

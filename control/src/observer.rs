@@ -1,8 +1,10 @@
-//! Answers beside the agent: what the socket, the metrics and the health page ask of its state and of the counters.
+//! Answers questions about the agent's state and counters beside the agent's thread: for the socket, the
+//! metrics and the health page.
 //!
-//! It reads the view that the agent has published last, and the maps by handles of its own, in threads of its own: however
-//! long an answer takes, no change waits for it, nor does it wait for a change. What follows a packet through the
-//! live tables (`which`, `trace`) and `detach` are the agent's own matter; nobody asks these by the minute.
+//! It reads the view that the agent published last, and the maps through handles of its own, in threads of its
+//! own. So answers and changes do not wait for each other, however long they take. Three requests go to the
+//! agent's thread: `which` and `trace`, which follow a packet through the live tables, and `detach`. Nobody
+//! sends these every minute.
 //!
 //! ```text
 //! agent -- View --> Observer --> rows of `status`, `services`, `backends`, `drops`
@@ -39,20 +41,19 @@ use crate::health::monitor::Monitor;
 use crate::kubernetes::Feed;
 use crate::metrics;
 
-/// Answers that are made at a time; further ones wait. Each has a core to itself, and in a large cluster hundreds of
-/// megabytes.
+/// Most simultaneous answers; further ones wait. Each uses a core, and in a large cluster hundreds of megabytes.
 const MAX_ANSWERS: usize = 2;
-/// How long the agent's loop may give no sign of life; asleep it gives one every 30 s.
+/// How long the agent's loop may show no sign of life. A sleeping loop gives one every 30 s.
 const LIFE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Answers beside the agent. Clones are one observer.
+/// Answers questions beside the agent's thread. Clones are the same observer.
 #[derive(Clone, Debug)]
 pub struct Observer {
     sources: Arc<Sources>,
     answers: Arc<Semaphore>,
 }
 
-/// What answers are made from.
+/// The sources of answers.
 pub(crate) struct Sources {
     pub(crate) views: watch::Receiver<Arc<View>>,
     pub(crate) reader: TableReader,
@@ -61,7 +62,7 @@ pub(crate) struct Sources {
     pub(crate) pulse: Pulse,
     pub(crate) agent: Handle,
     pub(crate) started: Instant,
-    /// The same in seconds since 1970.
+    /// The start in seconds since 1970.
     pub(crate) started_at: u64,
 }
 
@@ -73,17 +74,17 @@ impl fmt::Debug for Sources {
     }
 }
 
-/// One look at everything, for one who asked.
+/// The state at one time, for one answer.
 struct Observation<'s> {
     sources: &'s Sources,
     view: Arc<View>,
-    /// What the checks come to, once that was asked.
+    /// The results of checks, read when first needed.
     conditions: OnceCell<Conditions>,
-    /// Tells whether nobody waits for the answer any more.
+    /// Returns whether nobody waits for the answer any more.
     is_gone: &'s dyn Fn() -> bool,
 }
 
-/// The asker has gone, so that there is no answer.
+/// The error of an answer that nobody waits for.
 const GONE: &str = "the asker has gone";
 
 impl Observer {
@@ -94,7 +95,7 @@ impl Observer {
         }
     }
 
-    /// Answers a request with a line of JSON; dropped before, it ends the work.
+    /// Answers a request with a line of JSON. Dropping the future ends the work.
     pub async fn answer(&self, request: Request) -> String {
         let answered = match request {
             Request::Which(flow) => return self.ask_agent(Question::Which(flow)).await,
@@ -114,24 +115,24 @@ impl Observer {
         self.sources.agent.ask(question).await
     }
 
-    /// Writes a scrape; dropped before, it ends the work.
+    /// Returns the metrics. Dropping the future ends the work.
     pub async fn metrics(&self) -> Option<String> {
         let text = self.observe(|seen| metrics::render(seen.snapshot()?).ok());
         text.await.flatten()
     }
 
-    /// Names each device without its program; nothing if the agent's loop hangs.
+    /// Lists the devices that lack their program; `None` if the agent's loop hangs.
     pub async fn unattached(&self) -> Option<Vec<String>> {
         if self.sources.pulse.age(Instant::now()) > LIFE_TIMEOUT {
             return None;
         }
-        // A probe waits for nobody's rows.
+        // Without a permit: a probe must not wait for long answers to others.
         let programs = self.run(None, |seen| seen.programs());
         let (interfaces, egress) = programs.await?;
         Some(unattached(&interfaces, &egress))
     }
 
-    /// Waits for its turn, looks at everything and makes an answer of it.
+    /// Waits for a permit, then makes an answer from the current state.
     async fn observe<T: Send + 'static>(
         &self,
         answer: impl FnOnce(&Observation<'_>) -> T + Send + 'static,
@@ -140,7 +141,7 @@ impl Observer {
         self.run(Some(permit), answer).await
     }
 
-    /// Makes an answer in a thread of its own; nothing if that panics.
+    /// Makes an answer in a thread of its own; `None` if that panics.
     async fn run<T: Send + 'static>(
         &self,
         permit: Option<OwnedSemaphorePermit>,
@@ -157,9 +158,9 @@ impl Observer {
                 conditions: OnceCell::new(),
                 is_gone: &is_gone,
             });
-            // Before the next one begins, what this one needed is free but for the answer itself.
+            // Released here: all memory of the work is free by now, except the answer.
             drop(permit);
-            // Nobody waits for it any more, if this fails.
+            // This fails only if nobody waits for the answer any more.
             let _ = tell.send(answer);
         });
         told.await.ok()
@@ -167,7 +168,7 @@ impl Observer {
 }
 
 impl Observation<'_> {
-    /// Goes on if somebody still waits for the answer.
+    /// Returns an error if nobody waits for the answer any more.
     fn go_on(&self) -> Result<(), String> {
         match (self.is_gone)() {
             true => Err(GONE.to_owned()),
@@ -175,13 +176,13 @@ impl Observation<'_> {
         }
     }
 
-    /// Has the agent look at what runs on the devices.
+    /// Makes the agent check what runs on the devices.
     fn have_programs_looked_at(&self) {
         self.sources.agent.send(Command::Look);
     }
 }
 
-/// Writes an answer as a line of JSON, or why there is none.
+/// Formats an answer or error as a line of JSON.
 fn reply<T: Serialize>(answer: Result<T, String>) -> String {
     answer.map_or_else(error_line, |answer| line(&Reply::Ok(answer)))
 }

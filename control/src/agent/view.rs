@@ -1,7 +1,7 @@
-//! What the agent publishes: all that it knows at one time, for those who answer beside it.
+//! The view that the agent publishes for the observer: everything it knows at one time.
 //!
-//! The agent publishes each time before it sleeps. A view shares what is large with the agent, so that it costs the
-//! same however many services there are.
+//! The agent publishes before each sleep. A view shares its large parts with the agent, so its cost does not
+//! depend on the number of services.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -22,71 +22,71 @@ use crate::durations::Durations;
 use crate::health::targets::NotMade;
 use crate::index::{Object, Problem};
 
-/// What is known at one time.
+/// The agent's knowledge at one time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct View {
     pub(crate) tables: Arc<TableView>,
-    /// Services that the tables should have.
+    /// Services that the tables should contain.
     pub(crate) wanted: Specs,
     /// The services that the configuration asks for.
     pub(crate) services: Services,
     pub(crate) draining: OrdMap<ServiceKey, Arc<[BackendSpec]>>,
-    /// Services of which no backend should serve, so that all do.
+    /// Services whose backends all fail, so that all get traffic.
     pub(crate) all_fail: OrdSet<ServiceKey>,
     pub(crate) roles: Vec<&'static str>,
     pub(crate) config: ConfigStatus,
-    /// Interfaces wanted or attached.
+    /// Interfaces that are configured or attached.
     pub(crate) interfaces: Vec<Interface>,
-    /// Devices by which replies leave.
+    /// Devices that replies leave by.
     pub(crate) egress: Vec<Egress>,
     pub(crate) xdp_programs: Vec<Running>,
-    /// Where the egress program was put.
+    /// Where the egress program was attached.
     pub(crate) egress_programs: Vec<Running>,
-    /// Interfaces that addresses are announced on.
+    /// Interfaces on which addresses are announced.
     pub(crate) announce_links: Vec<String>,
-    /// Addresses that are announced there.
+    /// The announced addresses.
     pub(crate) announced: Arc<BTreeSet<IpAddr>>,
     /// What could not be applied.
     pub(crate) problems: Problems,
     pub(crate) not_made: NotMade,
-    /// What deserves a look.
+    /// Warnings for users.
     pub(crate) warnings: Vec<String>,
     pub(crate) cluster: Option<ClusterView>,
 }
 
-/// A program of ours on a device.
+/// A program of ours that was attached to a device.
 #[derive(Clone, Debug)]
 pub(crate) struct Running {
-    /// The device as the configuration calls it.
+    /// The device's name in the configuration.
     pub(crate) wanted: String,
-    /// Its name when the program was put there.
+    /// The device's name when the program was attached.
     pub(crate) device: String,
     pub(crate) ifindex: u32,
-    /// The kernel's number for the program.
+    /// The kernel's id of the program.
     pub(crate) program: u32,
 }
 
-/// What came of the cluster.
+/// The state of the cluster for observers.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterView {
-    /// When the first state came.
+    /// When the first state arrived.
     pub(crate) synced: Option<Instant>,
     pub(crate) problems: OrdMap<Object, Arc<[Problem]>>,
-    /// From a change's arrival to the tables.
+    /// Times from a change's arrival to the tables.
     pub(crate) sync: Durations,
-    /// From a change in the cluster to the tables.
+    /// Times from a change in the cluster to the tables.
     pub(crate) programming: Durations,
 }
 
-/// Where views are published, and what never changes of the agent.
+/// Where the agent publishes views and its signs of life.
 #[derive(Debug)]
 pub(super) struct Publication {
-    /// What is known, for those who answer beside.
+    /// The latest view.
     pub(super) views: watch::Sender<Arc<View>>,
-    /// The signs of life of the loop.
+    /// The signs of life of the agent's loop.
     pub(super) pulse: Pulse,
     pub(super) started: Instant,
-    /// The same in seconds since 1970.
+    /// The start in seconds since 1970.
     pub(super) started_at: u64,
 }
 
@@ -102,7 +102,7 @@ impl Publication {
 }
 
 impl Agent {
-    /// Shows all that is known to those who answer beside.
+    /// Publishes the current view.
     pub(super) fn publish(&self) {
         let desired = &self.config.desired;
         let node = desired.is_node(&self.machine.addresses);
@@ -130,7 +130,7 @@ impl Agent {
             warnings: warnings.chain(self.next_hops.warning()).cloned().collect(),
             cluster: self.cluster_view(),
         };
-        // What was published before is freed here, unless somebody still reads it.
+        // Frees the previous view, unless somebody still reads it.
         self.publication.views.send_replace(Arc::new(view));
     }
 }

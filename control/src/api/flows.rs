@@ -1,4 +1,4 @@
-//! The flows that a machine knows.
+//! The flows that a machine knows, as a request selects them and an answer lists them.
 
 use std::net::IpAddr;
 
@@ -6,31 +6,31 @@ use serde::{Deserialize, Serialize};
 
 use super::ServiceFilter;
 
-/// Which flows a request is about, and how many of them are listed.
+/// Selects flows, and limits how many are listed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FlowFilter {
-    /// Those of these services.
+    /// Flows of these services.
     pub services: ServiceFilter,
-    /// Those of this client.
+    /// Flows of this client.
     pub client: Option<IpAddr>,
-    /// Those of this pod, or backend of NAT mode.
+    /// Flows of this pod, or of this backend of NAT mode.
     pub backend: Option<IpAddr>,
-    /// How many are listed at most; the others are counted.
+    /// Most flows to list. Further ones are only counted.
     pub limit: usize,
 }
 
-/// Flows that are known.
+/// The selected flows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Flows {
-    /// Flows, as many as were asked for.
+    /// The flows, up to the limit.
     pub flows: Vec<Flow>,
-    /// How many more there are.
+    /// Number of further flows.
     pub more: u64,
 }
 
-/// A flow that has neither ended nor been idle for too long.
+/// A flow that has not ended and has not been idle for too long.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Flow {
@@ -40,12 +40,12 @@ pub struct Flow {
     pub name: String,
     /// Address, port and protocol of the service.
     pub service: String,
-    /// The pod of this machine, or the backend of NAT mode, with its port.
+    /// Address and port of the pod of this machine, or of the backend of NAT mode.
     pub backend: String,
     /// `node` for a flow to a pod of this machine, `nat` for one that this edge translates.
     pub table: String,
-    /// Whether both sides have been heard.
+    /// Whether packets have been seen from both sides.
     pub open: bool,
-    /// Seconds since its last packet; a packet is noted up to a few seconds late.
+    /// Seconds since its last packet. A packet is recorded up to a few seconds late.
     pub idle_seconds: u64,
 }

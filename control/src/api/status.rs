@@ -1,11 +1,11 @@
-//! How the agent is, what it runs and what is wrong.
+//! The status of the agent: what it runs, and what is wrong.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// How the agent is.
+/// The status of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Status {
@@ -19,38 +19,38 @@ pub struct Status {
     pub roles: Vec<String>,
     /// The configuration in force.
     pub config: ConfigStatus,
-    /// How the Kubernetes API is followed; nothing where the file says everything.
+    /// How the Kubernetes API is followed; `None` if the file lists the services.
     pub kubernetes: Option<Kubernetes>,
-    /// Interfaces wanted or attached.
+    /// Interfaces that are configured or attached.
     pub interfaces: Vec<Interface>,
-    /// Devices by which replies of this machine's pods leave.
+    /// Devices that replies of this machine's pods leave by.
     pub egress: Vec<Egress>,
-    /// What neighbours are told to send here.
+    /// The announcements to neighbours.
     pub announced: Announced,
-    /// How full the tables are.
+    /// Use of the tables.
     pub tables: Vec<Table>,
-    /// Node addresses by state of their next hop: `resolved`, `local`, `unresolved`.
+    /// Number of node addresses by state of their next hop: `resolved`, `local`, `unresolved`.
     pub next_hops: BTreeMap<String, u64>,
     /// Number of services in the tables.
     pub services: usize,
-    /// What the checks of backends and nodes come to.
+    /// Results of the checks of backends and nodes.
     pub health: Health,
-    /// Everything that is wrong, one line each: what could not be applied comes first, then checks that are not
-    /// made, then the rules that objects of the Kubernetes API break.
+    /// All problems, one line each: first what could not be applied, then checks that are not made, then
+    /// problems of Kubernetes objects.
     pub problems: Vec<String>,
-    /// How many of the problems are changes that could not be applied; they are tried again by themselves.
+    /// Number of changes that could not be applied. They are retried automatically.
     pub unapplied: usize,
-    /// What is in force but deserves a look, one line each.
+    /// Warnings about what is in force, one line each.
     pub warnings: Vec<String>,
     /// The last machine whose outer headers were refused.
     pub untrusted: Option<Untrusted>,
 }
 
-/// Addresses for which this machine answers its neighbours.
+/// The addresses for which this machine answers its neighbours.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Announced {
-    /// The interfaces; each address is announced on all of them.
+    /// The interfaces. Each address is announced on all of them.
     pub interfaces: Vec<String>,
     /// The addresses.
     pub addresses: Vec<IpAddr>,
@@ -66,23 +66,23 @@ pub struct Untrusted {
     pub seconds_ago: u64,
 }
 
-/// What the checks of backends and nodes come to.
+/// Results of the checks of backends and nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Health {
-    /// Backends that are checked, once for each service.
+    /// Number of checked backends, counted once for each service.
     pub backends: usize,
-    /// Those of them that fail.
+    /// Number of them that fail.
     pub unhealthy: usize,
-    /// Nodes that are checked.
+    /// Number of checked nodes.
     pub nodes: usize,
-    /// Those of them that do not answer.
+    /// Number of them that do not answer.
     pub unreachable: usize,
-    /// Those of them of which no check has come to a result yet.
+    /// Number of them without a result yet.
     pub unknown: usize,
-    /// Checks that are not made, because the egress program is not in place or there are too many.
+    /// Number of checks that are not made, because the egress program is missing or there are too many.
     pub unchecked: usize,
-    /// Services of which every backend fails or has an unreachable node, so that all serve.
+    /// Services whose backends all fail or are on unreachable nodes, so that all get traffic.
     pub all_fail: Vec<String>,
 }
 
@@ -92,15 +92,15 @@ pub struct Health {
 pub struct Kubernetes {
     /// URL of the API server.
     pub server: String,
-    /// Seconds since the first state was complete; none while nothing but what an earlier agent left is served.
+    /// Seconds since the first complete state; `None` while only an earlier agent's state is served.
     pub synced_seconds: Option<u64>,
     /// Seconds since the last event.
     pub last_event_seconds: Option<u64>,
-    /// What is still to be learnt before anything is programmed.
+    /// What must still arrive before anything is programmed.
     pub missing: Vec<String>,
     /// Number of objects by kind.
     pub objects: BTreeMap<String, usize>,
-    /// Lists and watches that fail, one line each; tried again by themselves.
+    /// Failing lists and watches, one line each. They are retried automatically.
     pub broken: Vec<String>,
 }
 
@@ -112,17 +112,17 @@ pub struct ConfigStatus {
     pub path: String,
     /// When the configuration in force was loaded, in seconds since 1970.
     pub loaded_at: u64,
-    /// Reloads that took effect; the first load counts.
+    /// Number of successful loads, including the first.
     pub reloads: u64,
-    /// Reloads that were refused.
+    /// Number of reloads that were rejected.
     pub failures: u64,
-    /// Why the file as it is was refused; the state before it stays in force.
+    /// Why the current file was rejected. The configuration before it stays in force.
     pub error: Option<String>,
-    /// Options that differ from those in force and wait for a restart.
+    /// Changed options that need a restart.
     pub needs_restart: Vec<String>,
 }
 
-/// An interface that the configuration names.
+/// A configured or attached interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Interface {
@@ -130,25 +130,25 @@ pub struct Interface {
     pub name: String,
     /// The attach mode that the configuration allows.
     pub wanted: String,
-    /// The mode in force; none while not attached.
+    /// The attach mode in force; `None` if not attached.
     pub mode: Option<String>,
-    /// Why it is not attached, or why only in generic mode.
+    /// Why it is not attached, or attached in generic mode only.
     pub note: Option<String>,
 }
 
-/// A device by which replies of this machine's pods leave.
+/// A device that replies of this machine's pods leave by.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Egress {
     /// Its name.
     pub device: String,
-    /// How the egress program is attached: `tcx` or `clsact`; none while it is not.
+    /// How the egress program is attached: `tcx` or `clsact`; `None` if it is not.
     pub mode: Option<String>,
-    /// Why it is not attached, or what runs before it.
+    /// Why it is not attached, or which programs run before it.
     pub note: Option<String>,
 }
 
-/// Names each device without its program, why, and what to do.
+/// Returns a line for each device that lacks its program: why, and what to do.
 pub fn unattached(interfaces: &[Interface], egress: &[Egress]) -> Vec<String> {
     let line = |program: &str, device: &str, note: Option<&str>| {
         let why = note.unwrap_or("somebody removed it, or the device is gone");
@@ -164,16 +164,16 @@ pub fn unattached(interfaces: &[Interface], egress: &[Egress]) -> Vec<String> {
         .collect()
 }
 
-/// How full one table is.
+/// Use of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Table {
     /// Its name, as under `tables` in the configuration.
     pub name: String,
-    /// Entries in use.
+    /// Number of entries in use.
     pub used: u64,
-    /// Entries possible.
+    /// Number of entries in all.
     pub capacity: u64,
-    /// Longest run of free entries, for tables that hand out runs.
+    /// Longest run of free entries, for tables that allocate runs.
     pub largest_free_run: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! Which way a flow or a frame takes.
+//! The path of a flow or frame through the datapath.
 
 use std::net::IpAddr;
 
@@ -12,15 +12,15 @@ pub struct Which {
     pub name: Option<String>,
     /// Address, port and protocol.
     pub service: String,
-    /// The client.
+    /// The client's address and port.
     pub from: String,
-    /// The look-up, as far as it got.
+    /// The lookup of the backend, as far as it got.
     pub choice: Option<Choice>,
-    /// The ends that NAT mode gives the packet: source and destination.
+    /// Source and destination of the packet after NAT mode.
     pub translated: Option<String>,
     /// `forward`, `pass` or `drop`.
     pub action: String,
-    /// The reason of a pass or drop.
+    /// The reason of a pass or a drop.
     pub reason: Option<String>,
     /// How the packet leaves.
     pub next_hop: Option<String>,
@@ -38,27 +38,27 @@ pub struct Choice {
     pub slot: u32,
     /// Length of the lookup table.
     pub table_size: u32,
-    /// Node address.
+    /// The backend: its node, or its pod and the node.
     pub backend: String,
     /// Configured weight of the backend.
     pub weight: Option<u32>,
-    /// Slots that the backend owns.
+    /// Number of slots that the backend owns.
     pub slots: u32,
 }
 
-/// The way of one frame, step by step.
+/// The path of a frame, step by step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Trace {
-    /// What was looked at, in order.
+    /// The steps, in order.
     pub steps: Vec<Step>,
-    /// The frame as it came, as hexadecimal digits.
+    /// The frame on arrival, in hexadecimal digits.
     pub before: String,
-    /// The frame as it goes on; that of a dropped one may be half edited.
+    /// The frame afterwards, in hexadecimal digits. A dropped frame may be half edited.
     pub after: String,
     /// `forward`, `pass`, `drop` or `reply`.
     pub action: String,
-    /// The reason of all but a forward.
+    /// The reason; `None` for a forward.
     pub reason: Option<String>,
     /// The device that a forwarded frame leaves by.
     pub device: Option<String>,
@@ -68,19 +68,19 @@ pub struct Trace {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Step {
-    /// What it is about.
+    /// The subject of the step.
     pub name: String,
-    /// What was found.
+    /// The finding.
     pub text: String,
 }
 
-/// What a machine has at an address.
+/// The use of an address on a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AtAddress {
     /// The address.
     pub address: IpAddr,
     /// Names of the services there.
     pub services: Vec<String>,
-    /// Interfaces whose neighbours are told to send here; none where the machine does not announce it.
+    /// Interfaces on which the machine announces the address; empty if it does not.
     pub announced_on: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! The agent's answers as pages for people, 80 columns wide for usual addresses.
+//! Formats the agent's answers as pages, 80 columns wide for typical addresses.
 
 mod packets;
 mod services;
@@ -11,29 +11,29 @@ pub use self::packets::{at_address, detached, drops, explained, flows, trace, wh
 pub use self::services::{backends, services};
 pub use self::status::status;
 
-/// Notes of one kind on a page: a full table refuses thousands of services.
+/// Most notes of one kind on a page. A full table can refuse thousands of services.
 const NOTES_SHOWN: usize = 10;
 
-/// Which columns a table has.
+/// The columns of a table.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Columns {
-    /// All there are, for 160 columns.
+    /// All columns, for a terminal of 160 columns.
     pub is_wide: bool,
-    /// Counters only.
+    /// Only the counters.
     pub stats: bool,
 }
 
-/// Titles a column that is shown on a condition.
+/// Returns a column's title, or none if the column is not shown.
 const fn only_if(condition: bool, title: &'static str) -> &'static str {
     if condition { title } else { "" }
 }
 
-/// Writes a rate; a row that is new has none yet.
+/// Formats a rate; a new row has none yet.
 fn rate(value: Option<u64>) -> String {
     value.map_or_else(|| "-".to_owned(), count)
 }
 
-/// Names the last machine whose outer headers were refused.
+/// Returns a line about the last machine whose outer headers were refused.
 fn last_untrusted(untrusted: &Untrusted) -> String {
     format!(
         "last untrusted outer source: {}, {} ago\n",
@@ -49,7 +49,7 @@ fn indented(text: &str) -> String {
         .collect()
 }
 
-/// Writes the first notes, and says how many more there are.
+/// Formats the first notes, and the number of the others.
 fn first_notes<'n>(notes: impl ExactSizeIterator<Item = &'n String>) -> String {
     let more = more_than(NOTES_SHOWN, notes.len());
     let notes = notes.take(NOTES_SHOWN);

@@ -47,7 +47,7 @@ pub(super) struct ObservedService {
     pub(super) observed: CurrentStatus,
     /// Whether it has another class, which cannot change. Its status then belongs to another controller.
     pub(super) is_of_other_class: bool,
-    /// If it wants an address that this controller does not give: which class it lacks.
+    /// Which class the Service lacks, if it wants an address that this controller does not give.
     pub(super) lacks: Option<String>,
     /// What is wrong with it; all agents find the same.
     pub(super) problems: Vec<Problem>,
@@ -103,7 +103,7 @@ impl Classes {
         }
     }
 
-    /// Says which class a Service lacks that this controller gives no address.
+    /// Returns the text about the missing class of a Service to which this controller gives no address.
     fn lacks(&self, spec: &ServiceSpec) -> Option<String> {
         if !is_load_balancer(spec) || self.has(spec) {
             return None;

@@ -185,7 +185,8 @@ impl Planner {
         self.published = published;
     }
 
-    /// Lists the Services that want an address of somebody else and have none: each with its uid and what it lacks.
+    /// Lists the Services that want an address from another controller and have none, each with its uid and
+    /// what it lacks.
     pub(super) fn unclaimed(&self) -> impl Iterator<Item = (ObjectName, String, String)> {
         let services = self.services.objects().iter();
         services

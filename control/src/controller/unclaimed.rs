@@ -1,4 +1,5 @@
-//! Services of type LoadBalancer that nobody gives an address: after a minute, an Event says which class is missing.
+//! Services of type LoadBalancer that no controller gives an address. After a minute, an Event says which class
+//! is missing.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,12 +9,12 @@ use tokio::time::Instant;
 use super::notice::Notice;
 use crate::index::objects::ObjectName;
 
-/// Time that another controller has for a Service of its class.
+/// Time that another controller has to serve a Service of its class.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Most Events at one time.
+/// Most Events that are published together.
 const AT_ONCE: usize = 20;
 
-/// Services that wait for somebody else's address, or for nobody's.
+/// Services without an address that this controller does not serve. Another one may, or none.
 #[derive(Debug, Default)]
 pub(super) struct Unclaimed {
     waiting: BTreeMap<ObjectName, Waiting>,
@@ -23,12 +24,12 @@ pub(super) struct Unclaimed {
 struct Waiting {
     uid: String,
     reason: String,
-    /// When it is told; `None` once it was.
+    /// When the Event is due; `None` once it was published.
     due: Option<Instant>,
 }
 
 impl Unclaimed {
-    /// Sets which Services are without an address and not ours: each with its uid and what is missing.
+    /// Replaces the Services, each with its uid and what it lacks.
     pub(super) fn set(
         &mut self,
         services: impl Iterator<Item = (ObjectName, String, String)>,
@@ -52,7 +53,7 @@ impl Unclaimed {
             .min()
     }
 
-    /// Takes the Events that are due, as many as may be published together.
+    /// Returns the Events that are due, up to the number that may be published together.
     pub(super) fn take_due(&mut self, now: Instant) -> Vec<(ObjectName, String, Notice)> {
         let is_due = |service: &Waiting| service.due.is_some_and(|due| due <= now);
         let due = self

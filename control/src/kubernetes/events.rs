@@ -21,7 +21,8 @@ use crate::index::{Object, Problem, Rule};
 const REPORTER: &str = "guideway-agent";
 /// Most Events for one change. If a thousand Services fail together, a few Events suffice.
 const MOST: usize = 20;
-/// Services of which one change of what is announced here is told; a machine that is lost leaves all of its own.
+/// Most Services for which one change of announcements is published. When a machine is lost, another one takes
+/// over all of its addresses.
 const MOST_ANNOUNCED: usize = 200;
 
 /// Publishes the problems of this machine alone, for ever. A problem is published once each time it appears.
@@ -90,7 +91,7 @@ async fn tell(client: &Client, node_name: &str, problem: &Problem) -> kube::Resu
     publish_about(client, node_name, (&name.namespace, &name.name), &event).await
 }
 
-/// Tells of a Service that this machine announces its addresses.
+/// Publishes that this machine announces the addresses of a Service.
 async fn tell_announced(
     client: &Client,
     node_name: &str,
@@ -112,14 +113,14 @@ async fn tell_announced(
     publish_about(client, node_name, name, &event).await
 }
 
-/// Publishes an Event about a Service, if there is one of this namespace and name.
+/// Publishes an Event about a Service, if the Service exists.
 async fn publish_about(
     client: &Client,
     node_name: &str,
     (namespace, name): (&str, &str),
     event: &Event,
 ) -> kube::Result<()> {
-    // `kubectl describe` finds Events by the uid, which the index does not keep.
+    // `kubectl describe` finds Events by the object's uid, which the index does not keep.
     let services: Api<Service> = Api::namespaced(client.clone(), namespace);
     let Some(service) = services.get_opt(name).await? else {
         return Ok(());

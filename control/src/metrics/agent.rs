@@ -1,4 +1,4 @@
-//! The agent, its configuration, its programs and its tables.
+//! Metrics of the agent, its configuration, its programs and its tables.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The form of every metric: a name, what it tells, and its series.
+//! Writes metrics: name, help and series.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -12,12 +12,12 @@ use crate::api::{NameParts, Service};
 use crate::desired::ServiceKey;
 use crate::durations::Durations;
 
-/// Services, or backends, that have series of their own; of more, only what is wrong with some. A quarter of a
-/// million series from each of a hundred machines is more than a Prometheus server takes. A sum is no way out:
-/// it falls with each service that goes, as a counter never does.
+/// Most services, and most backends, that get series of their own. If there are more, only those with problems
+/// do. A Prometheus server cannot take a quarter of a million series from each of a hundred machines. A sum
+/// over services would not do either: it falls when a service is removed, and a counter must not.
 pub(super) const MOST_SERIES: usize = 5000;
 
-/// Writes one metric after the other.
+/// Writes metrics one after the other.
 pub(crate) struct Metrics<'a>(DescriptorEncoder<'a>);
 
 impl<'a> Metrics<'a> {
@@ -110,14 +110,14 @@ fn encode_durations(mut metric: MetricEncoder<'_>, taken: &Durations) -> fmt::Re
     metric.encode_histogram::<NoLabelSet>(taken.sum(), taken.count(), &taken.buckets(), None)
 }
 
-/// Lists what has series of its own: all where they are few, else those of note.
+/// Returns what gets series of its own: everything if there is little, else what is `of_note`.
 pub(super) fn series<T>(all: &[T], of_note: impl Fn(&T) -> bool) -> impl Iterator<Item = &T> {
     let few = all.len() <= MOST_SERIES;
     let some = all.iter().filter(move |one| few || of_note(one));
     some.take(MOST_SERIES)
 }
 
-/// Lists what has traffic series of its own: all where they are few, else those with the most.
+/// Returns what gets traffic series of its own: everything if there is little, else what has the most traffic.
 pub(super) fn largest<T>(all: &[T], packets: impl Fn(&T) -> u64) -> Vec<&T> {
     let mut largest: Vec<&T> = all.iter().collect();
     if largest.len() > MOST_SERIES {
@@ -144,7 +144,7 @@ pub(super) fn key_labels(name: &str, key: Option<ServiceKey>) -> [(&'static str,
     ]
 }
 
-/// Labels for the name of a service, and for the object that it comes from.
+/// Returns the labels for the name of a service and for the object that it comes from.
 pub(super) fn name_labels(name: &str) -> [(&'static str, String); 3] {
     let parts = NameParts::of(name);
     [

@@ -1,4 +1,4 @@
-//! What the checks of backends and nodes come to.
+//! Metrics of the checks of backends and nodes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,20 +9,20 @@ use crate::api::Service;
 use crate::desired::ServiceKey;
 use crate::durations::Durations;
 
-/// What the checks of backends and nodes come to.
+/// Results of the checks of backends and nodes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HealthValues {
-    /// Backends that are checked.
+    /// Checked backends.
     pub backends: Vec<CheckedBackend>,
-    /// Nodes of which a check has come to a result, each with whether it answers.
+    /// Nodes with a result: the address, and whether the node answers.
     pub nodes: Vec<(String, bool)>,
-    /// Checks that are not made, by reason.
+    /// Number of checks that are not made, by reason.
     pub not_made: [(&'static str, usize); 2],
-    /// How long checks took, by type.
+    /// Durations of checks, by kind.
     pub durations: BTreeMap<&'static str, Durations>,
 }
 
-/// A backend that is checked.
+/// A checked backend.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckedBackend {
     /// Name of the service.
@@ -31,7 +31,7 @@ pub struct CheckedBackend {
     pub service: ServiceKey,
     /// The backend.
     pub backend: String,
-    /// Whether it should serve.
+    /// Whether it passes its checks.
     pub healthy: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The process itself, by the names that Prometheus' own libraries give.
+//! Metrics of the process, under the names that Prometheus' own libraries use.
 
 use std::fmt;
 use std::fs;
@@ -10,7 +10,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 
 use super::Metrics;
 
-/// What the kernel says of this process, read at each scrape.
+/// The kernel's figures about this process, read at each scrape.
 #[derive(Debug)]
 pub(super) struct Process;
 
@@ -62,7 +62,7 @@ fn seconds(time: TimeVal) -> f64 {
     time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6
 }
 
-/// Reads a number of `/proc/self/status`.
+/// Reads a number from `/proc/self/status`.
 fn field_of(status: &str, field: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(field))?;
     line.split_whitespace().next()?.parse().ok()

@@ -1,4 +1,4 @@
-//! What was forwarded, by service and backend, and what ended other packets.
+//! Metrics of forwarded packets by service and backend, and of packets that were not forwarded.
 
 use std::fmt;
 

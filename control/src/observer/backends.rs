@@ -1,4 +1,4 @@
-//! The backends, with what they count.
+//! The backends with their counters.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use crate::next_hop::{DeviceNames, mac, state};
 use crate::target::{name_of, service_at};
 
 impl Observation<'_> {
-    /// Lists each backend of each service that is meant and installed.
+    /// Lists each backend of each installed service that the filter selects.
     pub(super) fn backends(&self, of: &ServiceFilter) -> Result<Vec<Backend>, String> {
         self.go_on()?;
         let view = &self.view;
@@ -38,7 +38,8 @@ impl Observation<'_> {
             let draining = view.draining.get(&configured_key);
             let draining = draining.map_or(&[][..], |draining| draining);
             let configured = configured.map(|service| service.spec.backends.as_slice());
-            // Those that are left out are configured only, those about to be removed installed only.
+            // Pods that are left out are configured but not installed; backends about to be removed are
+            // installed but not configured.
             let backends: BTreeMap<Member, &BackendSpec> = [Some(draining), configured, installed]
                 .into_iter()
                 .flatten()
@@ -85,7 +86,7 @@ impl Observation<'_> {
         Ok(rows)
     }
 
-    /// Lists each backend once for every service that has it, at whichever of the service's addresses.
+    /// Lists each backend once for every service that has it, with the traffic at all addresses of the service.
     pub(super) fn each_backend(&self) -> Result<Vec<Backend>, String> {
         self.go_on()?;
         let view = &self.view;
@@ -109,7 +110,7 @@ impl Observation<'_> {
     }
 }
 
-/// Names what packets are delivered to: the pod, where there is one.
+/// Returns the address that packets are delivered to: the pod's if there is one, else the node's.
 fn backend_text(backend: &BackendKey) -> String {
     backend
         .pod

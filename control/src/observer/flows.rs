@@ -1,4 +1,4 @@
-//! The flows that this machine knows: those of its pods, and those of NAT mode.
+//! The flows that this machine knows: those of its pods and those of NAT mode.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -10,10 +10,10 @@ use super::{GONE, Observation};
 use crate::api::{Flow, FlowFilter, Flows};
 use crate::target::name_of;
 
-/// Flows that one answer lists at most.
+/// Most flows that an answer lists.
 const MOST_FLOWS: usize = 100_000;
 
-/// How many flows services and their backends have.
+/// Number of flows of each service and each of its backends.
 #[derive(Default)]
 pub(super) struct Connections {
     pub(super) services: HashMap<ServiceKey, u64>,
@@ -32,11 +32,11 @@ impl Observation<'_> {
         Ok(counted)
     }
 
-    /// Lists the flows that are meant, and counts those beyond the limit.
+    /// Lists the selected flows up to the limit, and counts the others.
     pub(super) fn flows(&self, of: &FlowFilter) -> Result<Flows, String> {
         let limit = of.limit.min(MOST_FLOWS);
         let mut found = Flows::default();
-        // Many flows have one service, whose name is a look-up and a comparison of texts.
+        // Many flows have the same service, and finding its name takes a lookup and a text comparison.
         let mut names: HashMap<ServiceKey, Option<String>> = HashMap::new();
         self.walk_flows(|flow| {
             let is_other = |wanted, one: SocketAddr| wanted != one.ip();

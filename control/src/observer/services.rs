@@ -1,4 +1,4 @@
-//! The services, with what they count.
+//! The services with their counters.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::api::{Service, ServiceFilter};
 use crate::target::service_at;
 
 impl Observation<'_> {
-    /// Lists the services that are meant, configured or still installed.
+    /// Lists the selected services that are configured or still installed.
     pub(super) fn services(&self, of: &ServiceFilter) -> Result<Vec<Service>, String> {
         self.go_on()?;
         let view = &self.view;

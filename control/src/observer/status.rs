@@ -1,4 +1,4 @@
-//! How the agent is.
+//! The status of the agent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

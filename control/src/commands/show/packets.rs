@@ -1,14 +1,14 @@
-//! The pages about packets: what was dropped, and the way of one flow or frame.
+//! Pages about packets: dropped ones, and the path of one flow or frame.
 
 use super::{last_untrusted, only_if, rate};
 use crate::api::{AtAddress, Detached, Flow, Flows, Reason, Trace, Which};
 use crate::reasons::{Explanation, explanation};
 use crate::render::{Table, count, duration, percent, printable, wrapped};
 
-/// Columns behind a line's title.
+/// Width of a line after its title.
 const LINE: usize = 71;
 
-/// Shows why packets were dropped or passed; those without packets only if `all`.
+/// Formats the reasons of packets that were not forwarded. Reasons without packets are shown only with `all`.
 pub fn drops(reasons: &[Reason], all: bool) -> String {
     let rates = reasons.iter().any(|reason| reason.rates.is_some());
     let rates = only_if(rates, ">PKT/S");
@@ -34,7 +34,7 @@ pub fn drops(reasons: &[Reason], all: bool) -> String {
     table.render("nothing dropped or passed") + &notes
 }
 
-/// Shows flows, and how many more there are.
+/// Formats flows, and the number of further ones.
 pub fn flows(flows: &Flows) -> String {
     let mut table = Table::new(["CLIENT", "SERVICE", "BACKEND", "STATE", ">IDLE"]);
     for flow in &flows.flows {
@@ -53,7 +53,7 @@ pub fn flows(flows: &Flows) -> String {
     table.render("no flows") + &more
 }
 
-/// Says how far a flow is, and whether it is one of NAT mode.
+/// Returns whether a flow is open, and whether it is one of NAT mode.
 fn state(flow: &Flow) -> &'static str {
     match (flow.open, flow.table.as_str()) {
         (true, "nat") => "open nat",
@@ -63,7 +63,7 @@ fn state(flow: &Flow) -> &'static str {
     }
 }
 
-/// Shows what a reason means and what to do about it.
+/// Formats the explanation of a reason.
 pub fn explained(explanation: &Explanation) -> String {
     let mut page = Lines::default();
     page.add("reason", explanation.reason);
@@ -87,7 +87,7 @@ impl Lines {
         }
     }
 
-    /// Adds hexadecimal digits, 16 bytes to the line.
+    /// Adds hexadecimal digits, 16 bytes per line.
     fn add_bytes(&mut self, title: &str, digits: &str) {
         for (index, line) in digits.as_bytes().chunks(32).enumerate() {
             let pairs = line.chunks(2).map(|pair| String::from_utf8_lossy(pair));
@@ -97,7 +97,7 @@ impl Lines {
     }
 }
 
-/// Shows the way of one frame.
+/// Formats the path of a frame.
 pub fn trace(trace: &Trace) -> String {
     let mut page = Lines::default();
     for step in &trace.steps {
@@ -117,7 +117,7 @@ pub fn trace(trace: &Trace) -> String {
     page.0
 }
 
-/// Shows the steps of a look-up.
+/// Formats the steps of a backend's lookup.
 pub fn which(which: &Which) -> String {
     let mut page = Lines::default();
     let name = which.name.as_ref().map(|name| format!(" ({name})"));
@@ -142,7 +142,7 @@ pub fn which(which: &Which) -> String {
     }
     let action = &which.action;
     let verdict = match which.reason.as_deref() {
-        // The agent cannot ask the FIB as the datapath does for each packet.
+        // For each packet the datapath can ask the FIB; the agent cannot.
         Some(reason @ "next_hop_unresolved") => {
             format!("{action}: {reason}, unless the kernel's FIB has one")
         }
@@ -156,7 +156,7 @@ pub fn which(which: &Which) -> String {
     page.0
 }
 
-/// Shows what a machine has at an address.
+/// Formats the use of an address on a machine.
 pub fn at_address(at: &AtAddress) -> String {
     let mut page = Lines::default();
     page.add("address", at.address.to_string());
@@ -174,7 +174,7 @@ pub fn at_address(at: &AtAddress) -> String {
     page.0
 }
 
-/// Shows what a detach removed.
+/// Formats what a detach removed.
 pub fn detached(detached: &Detached) -> String {
     if detached.interfaces.is_empty() {
         return "nothing was attached; no pins are left\n".to_owned();

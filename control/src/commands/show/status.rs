@@ -1,4 +1,4 @@
-//! The page about the agent itself: configuration, interfaces, tables, and what is wrong.
+//! The page about the agent: configuration, interfaces, tables and problems.
 
 use std::net::IpAddr;
 
@@ -7,10 +7,10 @@ use crate::api::{Announced, Health, Kubernetes, Status};
 use crate::clock::unix_time;
 use crate::render::{Table, duration, percent};
 
-/// Egress devices on the page: a node has one for each of its pods.
+/// Most egress devices on the page. A node has one for each of its pods.
 const DEVICES_SHOWN: usize = 20;
 
-/// Shows the agent's state.
+/// Formats the agent's status.
 pub fn status(status: &Status) -> String {
     let config = &status.config;
     let mut page = format!(
@@ -87,7 +87,7 @@ fn cluster(kubernetes: &Kubernetes) -> String {
     page
 }
 
-/// Names the addresses for which neighbours are answered.
+/// Formats the addresses for which neighbours are answered.
 fn announced(announced: &Announced) -> String {
     if announced.addresses.is_empty() {
         return String::new();
@@ -142,7 +142,7 @@ fn interfaces(status: &Status) -> String {
     table.render("no interfaces") + &notes
 }
 
-/// Shows the devices by which replies leave; an edge alone has none.
+/// Formats the devices that replies leave by. A machine that is only an edge has none.
 fn egress(status: &Status) -> String {
     if status.egress.is_empty() {
         return String::new();

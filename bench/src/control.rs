@@ -6,7 +6,7 @@
 //! | source | what | for |
 //! |---|---|---|
 //! | `real` | etcd and kube-apiserver, filled with objects | the pace and answers of a real server |
-//! | `recorded` | a server in this process that plays lists and watches back | sizes and rates too large for a real one |
+//! | `recorded` | a server in this process that plays lists and watches back | sizes too large for a real server |
 //!
 //! **Cold start**: from the end of the last list to the last table. Both times are in the agent's log.
 //! Connections to services all over the cluster then show that the tables are full.

@@ -1,4 +1,4 @@
-//! The tables, as typed operations: what a change of a service does to the maps.
+//! The tables as typed operations: each carries out one change of services, backends or settings in the maps.
 //!
 //! ```text
 //! SERVICE_INDEX         SERVICE                 LUT               BACKENDS        NEXTHOPS
@@ -6,13 +6,12 @@
 //! protocol              key check, mode                           next hop
 //! ```
 //!
-//! A packet may be anywhere along this chain while it changes. Therefore what
-//! is pointed to is complete before anything points to it, live entries change
-//! by single stores only, and what nothing points to any more is reused only
-//! after an RCU grace period (see [`Tables::reclaim`]).
+//! A packet may be anywhere on this chain while it changes. Therefore an entry is complete before anything points to
+//! it, live entries change only by single stores, and an entry to which nothing points any more is reused only after
+//! an RCU grace period (see [`Tables::reclaim`]).
 //!
-//! [`Tables::open`] adopts what an earlier agent left in the maps: the same
-//! ids, runs and slots, so a restart changes nothing that is not asked to change.
+//! [`Tables::open`] adopts the contents that an earlier agent left in the maps. Ids, runs and slots stay the same, so
+//! a restart changes only what the new specifications ask for.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -98,12 +97,12 @@ mod types;
 mod view;
 mod walk;
 
-/// What a change did.
+/// The extent of a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// Slots whose owner is another one than before.
+    /// Number of slots that have a new owner.
     pub slots: u32,
-    /// Whether the service came new, or its table got another length.
+    /// Whether the service is new, or its table has a new length.
     pub new_table: bool,
 }
 
@@ -113,28 +112,28 @@ pub struct Fill {
     pub arena: ArenaFill,
     /// Services in use and possible.
     pub services: Usage,
-    /// Services that found no place in the index, and how many may.
+    /// Services that found no place in the index, and how many of them there can be.
     pub service_overflow: Usage,
     /// Backends in use and possible.
     pub backends: Usage,
     /// Next hops in use and possible.
     pub next_hops: Usage,
-    /// Pods of this machine, once for each service, in use and possible.
+    /// Pods of this machine in use and possible; each counts once per service.
     pub pods: Usage,
     /// Source ranges in use and possible.
     pub source_ranges: Usage,
 }
 
-/// Entries of one table.
+/// Use of one table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Entries in use, those in their grace period included.
+    /// Entries in use, including those in their grace period.
     pub used: usize,
-    /// Entries possible.
+    /// Number of entries that the table can have.
     pub capacity: usize,
 }
 
-/// What was taken out of use and waits for its grace period.
+/// Items that are out of use and wait for their grace period.
 #[derive(Debug, Default)]
 struct Retired {
     services: Vec<RetiredService>,
@@ -143,7 +142,7 @@ struct Retired {
     next_hops: Vec<u32>,
 }
 
-/// A service id that no key leads to, and what lies under it.
+/// The id of a service that no key leads to any more, and the entries under that id.
 #[derive(Debug)]
 struct RetiredService {
     id: u32,
@@ -151,7 +150,7 @@ struct RetiredService {
     source_ranges: BTreeSet<IpNet>,
 }
 
-/// Retired items that are worth an RCU grace period of their own.
+/// Number of retired items that is worth an RCU grace period.
 const RETIRED_AT_MOST: usize = 1024;
 
 impl Retired {
@@ -184,7 +183,7 @@ pub struct Tables {
     announce_stamp: Mapped<u64>,
     announce_links: Mirrored<(u32, u16), TaggedLink, EdgeMac>,
     claims: SyscallMap<AddressKey, Claim>,
-    /// Those of other layout versions that something was inherited of.
+    /// The claims of other layout versions from which something was inherited.
     inherited_claims: Vec<SyscallMap<AddressKey, Claim>>,
     service: Mapped<Service>,
     lut: Slots,
@@ -196,14 +195,14 @@ pub struct Tables {
 
     settings: Settings,
     current_config: Config,
-    /// What `VIPS` holds.
+    /// The contents of `VIPS`.
     known_addresses: Arc<Addresses>,
     arena: Arena,
     service_ids: Ids,
     backend_ids: Ids,
     next_hop_ids: Ids,
     contents: Contents,
-    /// How many errors about outer packets had come when they were looked at.
+    /// Number of errors about outer packets when they were last judged.
     path_errors: u64,
     retired: Retired,
     freed: Freed,
@@ -218,12 +217,13 @@ impl Deref for Tables {
     }
 }
 
-/// Counts what services have given up since the tables were opened: what did not fit may fit once one of these grows.
+/// Counts of what services have given up since the tables were opened. A service that did not fit may fit once one of
+/// these grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Freed {
     /// Runs of the LUT arena.
     pub runs: u64,
-    /// Entries of other tables, or sets of them.
+    /// Entries of other tables, or sets of such entries.
     pub entries: u64,
 }
 
@@ -238,11 +238,11 @@ impl fmt::Debug for Tables {
 }
 
 impl Tables {
-    /// Opens the maps of a loaded object and adopts what is in them.
+    /// Opens the maps of a loaded object and adopts their contents.
     ///
     /// # Errors
     ///
-    /// When a map is missing, has another layout, or cannot be read or mapped into memory.
+    /// Fails if a map is missing, has another layout, or cannot be read or mapped into memory.
     pub fn open(loaded: &Loaded) -> Result<Self, TableError> {
         let service = Mapped::<Service>::open(loaded, map::SERVICE)?;
         let lut = Slots::open(loaded)?;
@@ -321,11 +321,11 @@ impl Tables {
         slots
     }
 
-    /// Sums all counters over all CPUs; beside the owner of the tables, a [`TableReader`] does.
+    /// Sums all counters over all CPUs. Readers other than the owner of the tables use a [`TableReader`].
     ///
     /// # Errors
     ///
-    /// When a map cannot be read.
+    /// Fails if a map cannot be read.
     pub fn counters(&self) -> Result<Counters, TableError> {
         let counters = &self.counters;
         let services = self.services();
@@ -347,27 +347,27 @@ impl Tables {
         self.view().fill()
     }
 
-    /// Counts what was given up so far.
+    /// Counts what services have given up since the tables were opened.
     pub fn freed(&self) -> Freed {
         self.freed
     }
 
-    /// Waits until no packet in flight can still hold a retired id or run, and frees them.
+    /// Waits until no packet in flight can hold a retired id or run, and frees them.
     pub fn reclaim(&mut self) {
         self.free_retired();
         self.retain_egress_ports();
     }
 
-    /// Does so while a service may be half written.
+    /// Frees retired items, even if a service is half written.
     fn free_retired(&mut self) {
         if self.retired.count() == 0 {
             return;
         }
-        // What programs have noted names ids too; until that has ended, they stay retired.
+        // The programs' notes contain ids too. If their epoch cannot be ended, the ids stay retired.
         if self.begin_epoch().is_err() {
             return;
         }
-        // Who reads counters beside is told, long enough before, that the ids are nobody's.
+        // Tell the readers of counters, long before the ids are reused, that nobody has these ids.
         self.publish();
         grace::wait();
         let retired = std::mem::take(&mut self.retired);
@@ -403,7 +403,7 @@ impl Tables {
         }
     }
 
-    /// Takes an id of a table.
+    /// Allocates an id of a table.
     fn allocate(
         &mut self,
         map: &'static str,
@@ -413,7 +413,7 @@ impl Tables {
         id.ok_or_else(|| TableError::full(map, ids(self).capacity()))
     }
 
-    /// Tries again after a grace period where something retired may help.
+    /// Calls `take`, and calls it again after a grace period if that may free something.
     fn or_reclaim<T>(&mut self, mut take: impl FnMut(&mut Self) -> Option<T>) -> Option<T> {
         take(self).or_else(|| {
             if self.retired.count() == 0 {

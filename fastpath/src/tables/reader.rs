@@ -1,7 +1,8 @@
-//! Counters and slots for those who look at the tables beside their owner, by handles of their own on the maps.
+//! Counters and slots for readers other than the owner of the tables, through handles of their own to the maps.
 //!
-//! Counters lie under ids, which come from a [`TableView`] and may be another's by the time they are read: the owner
-//! of the tables publishes who has them before it gives one out again, see [`Tables::reclaim`](super::Tables::reclaim).
+//! Counters are stored under ids. The ids come from a [`TableView`] and may belong to another service or backend when
+//! they are read. The owner of the tables publishes the new view before it reuses an id, see
+//! [`Tables::reclaim`](super::Tables::reclaim).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -21,7 +22,7 @@ use super::{
 };
 use crate::load::Loaded;
 
-/// Handles on the maps of counters and slots.
+/// Handles to the maps of counters and slots.
 pub struct TableReader {
     counters: counters::Maps,
     lut: Slots,
@@ -36,11 +37,11 @@ impl fmt::Debug for TableReader {
 }
 
 impl Tables {
-    /// Opens the maps once more, for somebody who reads beside.
+    /// Opens the maps again, for another reader.
     ///
     /// # Errors
     ///
-    /// When a map cannot be opened or mapped into memory.
+    /// Fails if a map cannot be opened or mapped into memory.
     pub fn reader(&self, loaded: &Loaded) -> Result<TableReader, TableError> {
         Ok(TableReader {
             counters: counters::Maps::open(loaded)?,
@@ -77,20 +78,20 @@ impl TableReader {
         self.counters.reasons()
     }
 
-    /// Sums the frames of the whole machine that XDP could not send, per cause; every cause is there.
+    /// Sums the frames of the whole machine that XDP could not send, per cause; every cause is included.
     ///
     /// # Errors
     ///
-    /// When the map cannot be read.
+    /// Fails if the map cannot be read.
     pub fn failures(&self) -> Result<Vec<(Failure, u64)>, TableError> {
         self.counters.failures()
     }
 
-    /// Returns the last source from which IP-in-IP was refused, and how long ago that was.
+    /// Returns the last source whose IP-in-IP was refused, and how long ago that was.
     ///
     /// # Errors
     ///
-    /// When the map cannot be read.
+    /// Fails if the map cannot be read.
     pub fn last_untrusted(&self) -> Result<Option<(IpAddr, Duration)>, TableError> {
         self.counters.last_untrusted()
     }
@@ -115,7 +116,7 @@ impl TableReader {
     }
 }
 
-/// Reads what all these have, and once more what one has that is under another id by then.
+/// Reads the counters of all ids, and reads again for a key that has another id by then.
 fn current<K: Ord, I: Fn(&K) -> Option<u32>>(
     traffic: &TrafficById,
     known: impl Iterator<Item = (K, u32)>,

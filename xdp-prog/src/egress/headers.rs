@@ -1,8 +1,7 @@
-//! Where the headers of a packet that leaves lie.
+//! Finds the headers of an outgoing packet.
 //!
-//! One type for both families: what follows the IP header is treated alike. Most
-//! of these packets are the kernel's own make, so what does not parse is merely
-//! left alone.
+//! One type serves both families, because everything behind the IP header is handled alike. Most of these packets
+//! come from the kernel itself, so a packet that does not parse is left alone.
 
 use super::Skb;
 use crate::{
@@ -13,24 +12,24 @@ use crate::{
     world::{OFFSETS, Relay},
 };
 
-/// An IP packet.
+/// The headers of an IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Headers {
     /// IPv4 or IPv6.
     pub family: Family,
     /// Offset of the IP header.
     pub l3: usize,
-    /// Offset of what follows the IP header, its options and extension headers.
+    /// Offset of the transport header: behind the IP header, its options and extension headers.
     pub l4: usize,
-    /// Offset of the packet's end.
+    /// Offset of the first byte behind the packet.
     pub end: usize,
-    /// Protocol of what lies at `l4`, or would lie there in the first fragment.
+    /// Protocol of the transport header; in a later fragment, of the first fragment's.
     pub protocol: u8,
-    /// Header checksum of IPv4; 0 of IPv6.
+    /// IPv4 header checksum, in host order; 0 for IPv6.
     pub checksum: u16,
-    /// Which part of a datagram it is.
+    /// The packet's part of its datagram.
     pub part: Part,
-    /// Identification of the datagram in wire order (of IPv4 in the last two bytes); 0 unless a fragment.
+    /// Identification of the datagram in wire order (that of IPv4 in the last two bytes); 0 unless it is a fragment.
     pub identification: u32,
     /// Source address.
     pub source: AddressKey,
@@ -39,7 +38,7 @@ pub struct Headers {
 }
 
 impl Headers {
-    /// Carries what is not an address through [`Relay`].
+    /// Passes everything but the addresses through [`Relay`].
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the fields apart")]
     pub(super) fn relayed<T: Relay>(self, tables: &T) -> Option<Self> {
@@ -75,18 +74,18 @@ impl Headers {
     }
 }
 
-/// How much of a datagram a packet is.
+/// A packet's part of its datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// All of it.
+    /// All of the datagram.
     Whole,
-    /// The first fragment: with the transport header.
+    /// The first fragment, with the transport header.
     First,
-    /// A later fragment: without.
+    /// A later fragment, without the transport header.
     Later,
 }
 
-/// Finds the headers of a frame; none where it holds no IP packet that can be followed.
+/// Finds the headers of a frame; `None` if it holds no IP packet that can be followed.
 #[inline(always)]
 pub fn read<S: Skb>(skb: &mut S) -> Option<Headers> {
     let link = match parse::link(skb) {
@@ -131,7 +130,7 @@ fn ipv4<S: Skb>(skb: &mut S, l3: usize) -> Option<Headers> {
     })
 }
 
-/// Bytes of extension headers that are made visible.
+/// Bytes of extension headers that are pulled into the linear part.
 const EXTENSIONS: usize = 64;
 
 #[inline(always)]
@@ -139,7 +138,7 @@ fn ipv6<S: Skb>(skb: &mut S, l3: usize) -> Option<Headers> {
     skb.pull(l3 + Ipv6::LENGTH);
     let header: &Ipv6 = skb.view(l3)?;
     let source = AddressKey::v6(header.source);
-    // The tables of flows spell IPv4 addresses so.
+    // The tables of flows hold IPv4 addresses in this form.
     if header.version() != 6 || source.is_mapped() {
         return None;
     }
@@ -184,10 +183,10 @@ const fn part(has_offset: bool, more_fragments: bool) -> Part {
     }
 }
 
-/// Returns where a packet ends that states this length.
+/// Returns the offset of the end of a packet whose header states this length.
 ///
-/// Segments that are merged beyond what a header can state say zero (BIG TCP: `gso_max_size` of a device
-/// above 64 KiB).
+/// Merged segments that are too long for the header state zero (BIG TCP: the device's `gso_max_size` is above 64
+/// KiB).
 #[inline(always)]
 fn end<S: Skb>(skb: &S, l3: usize, stated: usize) -> Option<usize> {
     let room = skb.length().checked_sub(l3)?;

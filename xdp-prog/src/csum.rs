@@ -153,7 +153,7 @@ impl Sum {
         ((sum >> 32) + (sum & 0xffff_ffff)) as u32
     }
 
-    /// Takes over a sum of words as they lie in memory, as the kernel's helpers make it.
+    /// Converts a sum of words in memory order, as the kernel's helpers return it.
     #[inline(always)]
     pub const fn of_kernel(sum: u32) -> Self {
         Self(sum as u64)

@@ -23,9 +23,10 @@ pub trait Frame {
     /// Tells whether the frame has at least `length` bytes, multi-buffer fragments included.
     fn holds(&self, length: usize) -> bool;
 
-    /// Returns an offset that is less than `LIMIT`, a power of two. A frame may hide all else from the kernel's verifier.
+    /// Returns an offset that is less than `LIMIT`, a power of two. A frame may hide everything else about it from
+    /// the kernel's verifier.
     ///
-    /// The verifier follows what comes behind a header once for each offset that it knows the header to have.
+    /// The verifier checks the code behind a header once for each offset that the header may have.
     #[inline(always)]
     fn opaque<const LIMIT: usize>(&self, offset: usize) -> usize {
         offset

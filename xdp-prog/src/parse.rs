@@ -24,7 +24,7 @@ use crate::{
 pub const MAX_VLAN_TAGS: usize = 2;
 /// Largest number of IPv6 extension headers that the parser follows.
 pub const MAX_EXTENSIONS: usize = 4;
-/// Beyond all headers that are followed, as a power of two.
+/// A power of two beyond the offsets of all headers that the parser follows.
 const LONGEST_CHAIN: usize = 0x8000;
 
 /// The payload's type and place, as the Ethernet header and the VLAN tags give them.
@@ -219,7 +219,7 @@ pub(crate) struct ChainEnd {
     pub(crate) l4: usize,
     pub(crate) is_fragment: bool,
     pub(crate) piece: Piece,
-    /// Whether other fragments come behind this one.
+    /// Whether more fragments follow this one in the datagram.
     pub(crate) more_fragments: bool,
 }
 

@@ -383,8 +383,8 @@ fn shift_link<F: FrameMut>(
     ether_type: [u8; 2],
 ) -> Result<(), DropReason> {
     let tags = l3 - Ethernet::LENGTH;
-    // From checks behind `l3`, the compiler concludes that these bytes are there, but the verifier does not. Of an opaque
-    // place neither knows it.
+    // From checks behind `l3`, the compiler concludes that these bytes exist, but the verifier does not. For an
+    // opaque place, neither concludes it.
     let place = Ethernet::LENGTH - 2;
     let macs = view_mut::<Ethernet, _>(frame, 0)?.macs;
     let first: [u8; 8] = match tags {

@@ -1,4 +1,4 @@
-//! The flows that this machine knows: those of its pods, and those of NAT mode.
+//! Lists the live flows that this machine knows: those of its pods, and those of NAT mode.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{clock::monotonic_ns, load::Loaded};
 
-/// Entries that are read at once.
+/// Number of entries that are read at once.
 const BATCH: usize = 4096;
 
 /// A flow that has neither ended nor been idle for too long.
@@ -21,19 +21,19 @@ const BATCH: usize = 4096;
 pub struct KnownFlow {
     /// The client's address and port.
     pub client: SocketAddr,
-    /// What the client talks to.
+    /// The service that the client talks to.
     pub service: ServiceKey,
     /// The pod, or the backend of NAT mode.
     pub backend: SocketAddr,
-    /// Whether the edge translates both ways.
+    /// Whether the edge translates both directions: NAT mode.
     pub is_nat: bool,
-    /// Whether both sides have been heard.
+    /// Whether packets of both sides were seen.
     pub is_open: bool,
-    /// How long ago its last packet was seen.
+    /// Time since its last packet.
     pub idle: Duration,
 }
 
-/// Handles on the tables of flows.
+/// Handles to the tables of flows.
 pub(super) struct FlowTables {
     pods: Vec<(FlowTable, Entries<Tuple, PodFlow>)>,
     nat: Entries<Tuple, NatReverse>,
@@ -53,7 +53,7 @@ impl FlowTables {
         })
     }
 
-    /// Walks through all tables, and hands over each flow that lives, once; ends early if `take` says so.
+    /// Walks through all tables and passes each live flow to `take` once; ends early if `take` returns false.
     pub(super) fn walk(&self, mut take: impl FnMut(KnownFlow) -> bool) -> Result<(), TableError> {
         let now = monotonic_ns();
         for (table, entries) in &self.pods {
@@ -76,7 +76,7 @@ impl FlowTables {
     }
 }
 
-/// Reads all entries, until `take` says that it is enough; tells whether it never did.
+/// Passes entries to `take` until it returns false; returns whether it took all of them.
 fn each<V: aya::Pod + Default>(
     entries: &Entries<Tuple, V>,
     mut take: impl FnMut(&Tuple, &V) -> bool,

@@ -53,7 +53,7 @@ impl Tables {
 }
 
 impl TableReader {
-    /// Sums packets and bytes per service of a view; one that is gone since is left out.
+    /// Sums packets and bytes per service of a view; leaves out services that have gone since.
     pub fn service_traffic(&self, view: &TableView) -> BTreeMap<ServiceKey, Traffic> {
         let services = view.services();
         let services = services.map(|(key, service)| (*key, service.id));
@@ -63,7 +63,7 @@ impl TableReader {
         })
     }
 
-    /// Sums packets and bytes per backend and owner of a view; one that is gone since is left out.
+    /// Sums packets and bytes per backend and owner of a view; leaves out backends that have gone since.
     pub fn backend_traffic(&self, view: &TableView) -> BTreeMap<OwnedBackend, Traffic> {
         let backends = view.backends();
         let backends = backends.map(|(key, backend)| (*key, backend.id));
@@ -73,7 +73,7 @@ impl TableReader {
         })
     }
 
-    /// Sums the packets per pass and drop reason; every reason is there.
+    /// Sums the packets per reason; every reason is included.
     pub fn reasons(&self) -> Vec<ReasonCount> {
         self.counters.reasons()
     }
@@ -96,12 +96,12 @@ impl TableReader {
         self.counters.last_untrusted()
     }
 
-    /// Walks through the flows of this machine's pods and of NAT mode, as they are in the tables meanwhile, and hands
-    /// over each that lives; ends early if `take` returns false.
+    /// Walks through the flows of this machine's pods and of NAT mode while the tables change, and passes each live
+    /// flow to `take`; ends early if `take` returns false.
     ///
     /// # Errors
     ///
-    /// When a map cannot be read.
+    /// Fails if a map cannot be read.
     pub fn flows(&self, take: impl FnMut(KnownFlow) -> bool) -> Result<(), TableError> {
         self.flows.walk(take)
     }

@@ -330,7 +330,7 @@ fn make_room_for_reset<F: FrameMut>(
                 header.ether_type = ethernet::VLAN.to_be_bytes();
                 view_mut::<VlanTag, _>(frame, Ethernet::LENGTH)?.control = way.vlan;
             }
-            // The kernel's verifier does not know that `l3` is beyond an Ethernet header.
+            // The verifier does not know that `l3` is behind an Ethernet header.
             let place = frame.opaque::<32>(l3 - 2);
             *view_mut::<[u8; 2], _>(frame, place)? = reply.family.ether_type();
         }

@@ -54,7 +54,7 @@ impl Reply {
 /// The way of an answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Way<'t> {
-    /// Destination MAC, then source MAC; none where the answer returns as the frame came.
+    /// Destination MAC, then source MAC; `None` if the answer returns as the frame came.
     pub macs: Option<&'t [u8; 12]>,
     /// The tag to write, in wire order; zero writes none.
     pub vlan: [u8; 2],
@@ -64,7 +64,7 @@ pub struct Way<'t> {
 }
 
 impl Way<'_> {
-    /// Returns the way by which the frame came.
+    /// Returns the way back to the frame's sender.
     #[inline(always)]
     pub(crate) const fn back(reply: &Reply) -> Self {
         Self {

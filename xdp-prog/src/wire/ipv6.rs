@@ -118,7 +118,7 @@ impl Extension {
         u16::from_be_bytes(self.fragment) & 0xfff9 != 0
     }
 
-    /// Tells whether a fragment header announces more fragments of its datagram.
+    /// Tells whether a fragment header says that more fragments of its datagram follow.
     #[inline(always)]
     pub const fn more_fragments(&self) -> bool {
         u16::from_be_bytes(self.fragment) & 1 != 0

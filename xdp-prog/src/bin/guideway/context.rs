@@ -26,8 +26,8 @@ impl<'a> XdpFrame<'a> {
         Self::of(ctx, false)
     }
 
-    /// Where `is_followed`, which is known when this is compiled, the verifier follows each offset: packets then pay
-    /// nothing for [`Frame::opaque`].
+    /// With `is_followed`, a constant at compile time, the verifier follows each offset, and packets pay nothing for
+    /// [`Frame::opaque`].
     #[inline(always)]
     pub(crate) fn of(ctx: &'a XdpContext, is_followed: bool) -> Self {
         Self {
@@ -74,11 +74,11 @@ impl Frame for XdpFrame<'_> {
     }
 }
 
-/// Adds a number that the verifier does not know to an offset, and takes it off again.
+/// Adds a number that the verifier does not know to an offset, and subtracts it again.
 #[inline(always)]
 pub(crate) fn opaque<const LIMIT: usize>(mut offset: usize, unknown: usize) -> usize {
     const { assert!(LIMIT.is_power_of_two()) };
-    // SAFETY: two instructions that touch nothing but the register.
+    // SAFETY: two instructions that access nothing but the register.
     unsafe {
         core::arch::asm!(
             "{offset} += {unknown}",

@@ -19,9 +19,10 @@ use crate::context::XdpFrame;
 static SUM_SCRATCH: PerCpuArray<Scratch, 1> = PerCpuArray::new();
 
 type Scratch = [u64; 256];
-/// Words of the most that `bpf_csum_diff` takes up to Linux 6.12 (`MAX_BPF_STACK`).
+/// Number of words that `bpf_csum_diff` takes at most up to Linux 6.12 (`MAX_BPF_STACK`).
 const CHUNK: usize = 64;
-/// Chunks that are summed, whatever the length: the verifier forgets the bounds that `bpf_csum_diff` would need of one.
+/// Number of chunks that are summed, whatever the length: the verifier forgets the bounds of a variable length, which
+/// `bpf_csum_diff` would need.
 const SUMMED: usize = LONGEST_SUM.div_ceil(CHUNK * size_of::<u64>());
 const _: () = assert!(LONGEST_SUM <= size_of::<Scratch>());
 
@@ -57,7 +58,7 @@ impl FrameSum for XdpFrame<'_> {
         let (chunks, _) = scratch.as_chunks_mut::<CHUNK>();
         for chunk in chunks.iter_mut().take(SUMMED) {
             let (place, length) = (chunk.as_mut_ptr().cast(), size_of_val(chunk) as u32);
-            // SAFETY: a chunk of the scratch; nothing is subtracted.
+            // SAFETY: the helper reads one chunk of the scratch, and subtracts nothing.
             sum = unsafe { bpf_csum_diff(ptr::null_mut(), 0, place, length, sum) } as u32;
         }
         Some(Sum::of_kernel(sum))

@@ -30,7 +30,7 @@ pub fn decide<'t, F: Frame, T: Paths>(frame: &F, tables: &'t T) -> Verdict<'t> {
 /// Reads the node that an error is about, and the reported MTU.
 #[inline(always)]
 fn read<F: Frame, A: Tunnelled>(frame: &F, packet: &Packet<A>) -> Option<(AddressKey, PathReport)> {
-    // As in `is_too_big`, which has compared it with the packet's.
+    // The offset is computed as in `is_too_big`, which has compared it with the packet's.
     let l4 = packet.l3 + A::HEADER_LENGTH;
     if !is_too_big(frame, packet)
         || packet.length < A::HEADER_LENGTH + Icmp::LENGTH + A::HEADER_LENGTH

@@ -1,4 +1,4 @@
-//! What an earlier agent left in the maps.
+//! Adopts the contents that an earlier agent left in the maps.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -22,7 +22,7 @@ use super::{
 };
 
 impl Tables {
-    /// Takes over what the maps hold; what nothing leads to is cleared.
+    /// Adopts the contents of the maps, and clears entries to which nothing leads.
     pub(super) fn adopt(&mut self) -> Result<(), TableError> {
         self.current_config = self.config.read(&0)?;
         self.settings = settings_of(&self.current_config);
@@ -49,8 +49,8 @@ impl Tables {
                 self.remove_source_ranges(*service, ranges);
             }
         }
-        // The agent before this one may have ended right after it took something out of use, which what programs
-        // have noted may name too.
+        // The earlier agent may have ended right after it took something out of use, and notes of the programs may
+        // name that too.
         self.begin_epoch()?;
         grace::wait();
         self.index.reclaim();
@@ -97,7 +97,7 @@ impl Tables {
         self.index.retain(|key, id| known.get(&key) == Some(&id))
     }
 
-    /// Reads a service back, or nothing where the entries contradict each other.
+    /// Reads a service back; `None` if its entries contradict each other.
     fn adopt_service(
         &mut self,
         key: &ServiceKey,
@@ -148,7 +148,7 @@ impl Tables {
         })
     }
 
-    /// Reads back where a service's local pods are looked up; a contradiction is cleared.
+    /// Reads the run of a service's local pods back; clears it if it contradicts the others.
     fn adopt_local_run(&mut self, id: u32, table: Run, word: ServiceWord) -> Option<Run> {
         let run = Run {
             base: word.base(),
@@ -164,7 +164,7 @@ impl Tables {
         None
     }
 
-    /// Counts a service for a backend in the maps; returns whether there is such a backend.
+    /// Counts one more service for a backend in the maps; returns false if there is no such backend.
     fn adopt_backend(&mut self, id: u32) -> bool {
         let Some(entry) = self.backends.read(id).filter(|entry| entry.flags != 0) else {
             return false;
@@ -181,7 +181,7 @@ impl Tables {
         }
         let node = owned.key.address;
         match self.contents.node_routes.get(&node) {
-            // A change of the node's next hop may have been under way.
+            // The earlier agent may have ended while it changed the node's next hop.
             Some(route) => {
                 self.store_backend_word(id, offset_of!(Backend, next_hop), route.next_hop);
             }
@@ -208,7 +208,7 @@ impl Tables {
     }
 }
 
-/// Clears the entries whose ids are free.
+/// Clears the entries of ids that are free.
 fn clear_free<T: aya::Pod + Default + PartialEq>(entries: &mut Mapped<T>, ids: &Ids) {
     for id in 1..entries.length() {
         if ids.is_free(id) && entries.read(id) != Some(T::default()) {

@@ -1,4 +1,4 @@
-//! What holds for the whole machine: settings, addresses, trusted edges.
+//! Machine-wide tables: settings, addresses, trusted edges, VLAN devices.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,12 +17,11 @@ use super::{Addresses, Settings, Specs, TableError, Tables, encode::config_of};
 impl Tables {
     /// Sets the machine-wide settings.
     ///
-    /// Another hash seed moves nearly every flow, and the tables are rebuilt
-    /// only as their services are put again.
+    /// Another hash seed moves nearly every flow, and each table is rebuilt only when its service is put again.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses the write, or the table of next hops has no room for other outer sources.
+    /// Fails if the kernel refuses the write, or if the table of next hops has no room for new outer sources.
     pub fn set_settings(&mut self, settings: Settings) -> Result<(), TableError> {
         let settings_alone = config_of(&settings);
         let config = Config {
@@ -43,11 +42,12 @@ impl Tables {
         self.rewrite_next_hops()
     }
 
-    /// Ends what programs have noted of the tables, which have been changed, and has them ask the overflow of the
-    /// services' index while it has entries.
+    /// Invalidates the programs' notes after a change of the tables, and makes the programs look in the index's
+    /// overflow while it has entries.
     ///
     /// # Errors
     ///
+    /// Fails if the kernel refuses the write.
     /// When the kernel refuses the write.
     pub(super) fn begin_epoch(&mut self) -> Result<(), TableError> {
         let others = self.current_config.flags & !CONFIG_OVERFLOW;
@@ -59,7 +59,7 @@ impl Tables {
         })
     }
 
-    /// Has programs ask the overflow of the services' index, before it gets its first entry.
+    /// Makes programs look in the index's overflow, before it gets its first entry.
     pub(super) fn ask_overflow(&mut self) -> Result<(), TableError> {
         self.set_config(Config {
             flags: self.current_config.flags | CONFIG_OVERFLOW,
@@ -73,16 +73,16 @@ impl Tables {
         Ok(())
     }
 
-    /// Lists the addresses.
+    /// Returns the addresses with a meaning for the datapath.
     pub fn addresses(&self) -> Arc<Addresses> {
         Arc::clone(&self.known_addresses)
     }
 
-    /// Makes exactly these the addresses.
+    /// Replaces the addresses with a meaning for the datapath.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses a write, as it does when the table is full.
+    /// Fails if the kernel refuses a write, for one because the table is full.
     pub fn set_addresses(&mut self, addresses: Arc<Addresses>) -> Result<(), TableError> {
         let outcome = self.vips.replace(&flags_of(&addresses));
         self.known_addresses = match &outcome {
@@ -93,18 +93,18 @@ impl Tables {
         outcome
     }
 
-    /// Lists the prefixes from which IP-in-IP is accepted.
+    /// Lists the prefixes of edges from which IP-in-IP is accepted.
     pub fn trusted_edges(&self) -> BTreeSet<IpNet> {
         self.trusted_edges.held().keys().copied().collect()
     }
 
-    /// Makes exactly these the prefixes from which IP-in-IP is accepted.
+    /// Replaces the prefixes of edges from which IP-in-IP is accepted.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses a write, as it does when the table is full.
+    /// Fails if the kernel refuses a write, for one because the table is full.
     pub fn set_trusted_edges(&mut self, wanted: &BTreeSet<IpNet>) -> Result<(), TableError> {
-        // The table holds no bits beyond a prefix's length.
+        // The keys have no bits beyond the prefix length.
         let wanted: BTreeSet<IpNet> = wanted.iter().map(IpNet::trunc).collect();
         let outcome = self.trusted_edges.replace_set(&wanted);
         self.begin_epoch()?;
@@ -116,20 +116,20 @@ impl Tables {
         self.edge_macs.held().keys().copied().collect()
     }
 
-    /// Makes exactly these the MACs from which edges send L2 DSR frames.
+    /// Replaces the MACs from which edges send L2 DSR frames.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses a write, as it does when the table is full.
+    /// Fails if the kernel refuses a write, for one because the table is full.
     pub fn set_edge_macs(&mut self, wanted: &BTreeSet<[u8; 6]>) -> Result<(), TableError> {
         self.edge_macs.replace_set(wanted)
     }
 
-    /// Makes exactly these the known VLAN devices: with each, the device below and the VLAN id.
+    /// Replaces the known VLAN devices, each with the index of the device below and the VLAN id.
     ///
     /// # Errors
     ///
-    /// When the kernel refuses a write, as it does when the table is full.
+    /// Fails if the kernel refuses a write, for one because the table is full.
     pub fn set_vlans(&mut self, wanted: &BTreeMap<u32, (u32, u16)>) -> Result<(), TableError> {
         let link = |(device, (below, vlan)): (&u32, &(u32, u16))| {
             (*device, TaggedLink::new(*below, *vlan))
@@ -138,7 +138,7 @@ impl Tables {
     }
 }
 
-/// Turns the sets into what `VIPS` has for each address.
+/// Converts the sets to the flags that `VIPS` has for each address.
 fn flags_of(addresses: &Addresses) -> BTreeMap<IpAddr, u32> {
     let mut flags: BTreeMap<IpAddr, u32> = BTreeMap::new();
     for (flag, set) in by_flag(&mut addresses.clone()) {
@@ -149,7 +149,7 @@ fn flags_of(addresses: &Addresses) -> BTreeMap<IpAddr, u32> {
     flags
 }
 
-/// Turns them back into the sets.
+/// Converts the flags back to the sets.
 pub(super) fn addresses_of(flags: &BTreeMap<IpAddr, u32>) -> Addresses {
     let mut addresses = Addresses::default();
     for (flag, set) in by_flag(&mut addresses) {

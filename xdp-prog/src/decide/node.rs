@@ -1,4 +1,4 @@
-//! Node role: what is for pods of this machine, or for its stack.
+//! Node role: packets for pods of this machine, or for its stack.
 
 pub mod deliver;
 pub mod local;

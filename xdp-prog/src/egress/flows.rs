@@ -1,4 +1,4 @@
-//! The flow that a packet of a pod belongs to.
+//! Finds the flow of a pod's packet.
 
 use super::Memory;
 use crate::{
@@ -12,11 +12,11 @@ use crate::{
     world::FlowTable,
 };
 
-/// Finds the flow that a pod's packet answers, and renews it; `segment` is what its TCP header says.
+/// Finds the flow that a pod's packet answers, and renews it. `segment` holds the fields of its TCP header.
 ///
-/// An entry outlives its flow, as long as the table has room. What has idled
-/// too long may be a connection to the pod itself from a port that was used for
-/// a service before: such an entry is none.
+/// An entry stays after its flow has ended, as long as the table has room. If it has idled for too long, the packet
+/// may be of a connection to the pod itself, from a port that was used for a service before. Such an entry does not
+/// count.
 #[inline(always)]
 pub(super) fn answer<T: Memory>(tables: &T, key: &Tuple, segment: &Segment) -> Option<PodFlow> {
     let flags = segment.flags;
@@ -35,9 +35,9 @@ pub(super) fn answer<T: Memory>(tables: &T, key: &Tuple, segment: &Segment) -> O
         deliver::note(tables, key, &flow);
         return Some(flow);
     }
-    // Of what is no TCP, any answer will do.
+    // In other protocols than TCP, any packet counts as an answer.
     let mut judgement = Judgement::Proof;
-    // A RST ends nothing here: it answers what somebody has sent, and a connection may still begin.
+    // A RST does not end an embryonic flow: it may answer a forged segment, and the connection may still begin.
     let flow = visit(tables, FlowTable::Embryonic, key, now, |flow| {
         if key.protocol() == protocol::TCP {
             judgement = unproved::judge(flow, segment);
@@ -58,7 +58,7 @@ pub(super) fn answer<T: Memory>(tables: &T, key: &Tuple, segment: &Segment) -> O
     Some(flow)
 }
 
-/// Moves a flow to those that are answered, with both of its entries.
+/// Moves a flow, with both of its entries, to the tables of answered flows.
 #[inline(always)]
 fn move_both_entries<T: Memory>(tables: &T, key: &Tuple, flow: &PodFlow, now: u64) {
     deliver::move_to_established(tables, key, &flow.established(now));
@@ -70,7 +70,7 @@ fn move_both_entries<T: Memory>(tables: &T, key: &Tuple, flow: &PodFlow, now: u6
     deliver::move_to_established(tables, &forward, &entry);
 }
 
-/// Finds the flow of a packet that is quoted, or that a fragment belongs to.
+/// Finds the flow of a quoted packet or of a fragment.
 #[inline(always)]
 pub(super) fn find<T: Memory>(tables: &T, key: &Tuple) -> Option<PodFlow> {
     let now = tables.now();
@@ -80,7 +80,8 @@ pub(super) fn find<T: Memory>(tables: &T, key: &Tuple) -> Option<PodFlow> {
     }
 }
 
-/// Runs `renew` on a flow; within the outer option none if it is known, but no more in use.
+/// Runs `renew` on a flow. The outer option is `None` if the flow is unknown, the inner one if it is no longer in
+/// use.
 #[inline(always)]
 fn visit<T: Memory>(
     tables: &T,
@@ -98,10 +99,10 @@ fn visit<T: Memory>(
     })
 }
 
-/// Tells whether a flow has been in use of late, and has this key at its pod.
+/// Tells whether a flow was in use recently, and has this key at its pod.
 ///
-/// The same times after which another address may take its key over; but what
-/// has ended is still translated for a while: last segments are sent again.
+/// The times are those after which another address may take over the key. A flow that has ended is still translated
+/// for a while, because its last segments may be sent again.
 #[inline(always)]
 const fn is_fresh(flow: &PodFlow, table: FlowTable, protocol: u8, now: u64) -> bool {
     let limit = deliver::idle_limit(table, protocol, flow.state(), IDLE_TRANSITORY_NS);

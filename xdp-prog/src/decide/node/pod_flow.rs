@@ -1,23 +1,23 @@
-//! Flows to pods of this machine that begin, whose clients prove that they are where they say, or that have another
-//! client port at the pod. What goes on by the client's own port does not come here (`deliver::look_up`).
+//! Flows to pods of this machine that begin, are being proved, or have another client port at the pod. A flow that
+//! goes on by the client's own port does not come here (`deliver::look_up`).
 //!
 //! ```text
-//! the client's own port -- of this flow                 -> renewed, or moved to `FLOWS`
+//! the client's own port -- of this flow                              -> renewed, or moved to `FLOWS`
 //!  |                       not
 //!  v
-//! the forward entry ------ names a port of this flow    -> likewise, or put back in its place
-//!  |                       none, or a port that another flow has by now
+//! the forward entry ------ names a port of this flow                 -> likewise, or put back in its place
+//!  |                       none, or another flow has the port now
 //!  v
-//! the client's own port -- nobody's, or of one that is over  -> this flow's
-//!  |                       of one that goes on, and this is no SYN -> dropped
+//! the client's own port -- free, or of a flow that is over           -> this flow's
+//!  |                       of a flow that goes on, and this is no SYN -> dropped
 //!  v
-//! ports by hash ---------- the first that is nobody's        -> this flow's, and a forward entry
-//!  | each is taken
+//! ports by hash ---------- the first that is free                    -> this flow's, and a forward entry
+//!  |                       each is taken
 //!  v
-//! the client's own port -- of one that has proved nothing for 3 s -> this flow's, else dropped
+//! the client's own port -- of a flow that was not proved for 3 s     -> this flow's, else dropped
 //! ```
 //!
-//! No flow begins at a VIP: nobody is a client there, and what a service answered would go to a service, which answers.
+//! No flow begins from a VIP, because no client has one: the answers would go to a service, which would answer again.
 
 use super::{
     deliver::{self, FlowLookup},
@@ -34,16 +34,18 @@ use crate::{
     world::{FlowTable, Inserted, World},
 };
 
-/// Ports that are tried for a flow before it is refused: the client's own, that of the forward entry, and others.
+/// Number of ports that are tried before a flow is refused: the client's own, that of the forward entry, and others.
 pub const PORT_TRIES: u32 = 18;
 
-/// The ports that only the superuser may use, of which clients get others that are (RFC 6056 section 3.2 has the rest).
+/// Ports below this are for the superuser. Their clients get other ports of that kind (RFC 6056 section 3.2 has the
+/// rest).
 const PRIVILEGED: u16 = 1024;
 const LEAST_PRIVILEGED: u16 = 512;
 
-/// Finds the port by which the pod sees a packet's flow, which may begin with it.
+/// Finds the port by which the pod sees a packet's flow. The flow may begin with this packet.
 ///
-/// What each part yields goes through [`Relay`](crate::world::Relay), so that the kernel verifies the next one once.
+/// The result of each part goes through [`Relay`](crate::world::Relay), so that the kernel verifies the next part
+/// once.
 ///
 /// # Errors
 ///
@@ -81,7 +83,7 @@ pub fn settle<'t, F: Frame, T: World>(
         seen_as: flow.seen_as,
         port: place.port,
     };
-    // One after the other: of a pair with nothing in it, the compiler would store what it never wrote.
+    // Relayed one after the other: for an empty pair, the compiler would store values that it never wrote.
     let Some(deliver) = deliver.relayed(tables) else {
         return Err(DropReason::StageMissing);
     };
@@ -91,7 +93,7 @@ pub fn settle<'t, F: Frame, T: World>(
     Ok((deliver, shown))
 }
 
-/// Reads the TCP header; one without flags where there is none.
+/// Reads the TCP header; its flags are zero if there is none.
 #[inline(always)]
 fn segment<F: Frame>(frame: &F, deliver: &Deliver<'_>) -> Segment {
     if deliver.protocol != protocol::TCP || deliver.is_later {
@@ -103,7 +105,7 @@ fn segment<F: Frame>(frame: &F, deliver: &Deliver<'_>) -> Segment {
     }
 }
 
-/// Remembers a packet of a flow that has proved nothing. Returns whether it proves that the client is where it says.
+/// Notes a client's packet of an unproved flow. Returns whether it proves the client's address.
 #[inline(always)]
 fn remember_segment<T: World>(tables: &T, key: &Tuple, segment: &Segment) -> bool {
     let is_proof = tables.with_flow(FlowTable::Embryonic, key, |flow| {
@@ -113,7 +115,7 @@ fn remember_segment<T: World>(tables: &T, key: &Tuple, segment: &Segment) -> boo
     is_proof == Some(true)
 }
 
-/// A port by which a pod may see a flow, as it was found.
+/// A port by which a pod may see a flow, and the flow that was found there.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     port: u16,
@@ -121,22 +123,22 @@ struct Place {
     lookup: FlowLookup,
 }
 
-/// Where a port comes from; a word, because it lies on the BPF stack.
+/// The origin of a port; a word, because it lies on the BPF stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 enum Tried {
     /// It is the client's own.
     Own,
-    /// The forward entry names it, which is among the answered flows.
+    /// The forward entry names it; the entry is among the answered flows.
     Established,
-    /// The forward entry names it, which is among the embryonic ones.
+    /// The forward entry names it; the entry is among the embryonic flows.
     Embryonic,
-    /// It is one of [`Ports`].
+    /// It is one of [`Ports`], by the flow's hash.
     ByHash,
 }
 
 impl Place {
-    /// Carries it through [`Relay`](crate::world::Relay).
+    /// Passes all fields through [`Relay`](crate::world::Relay).
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the port")]
     fn relayed<T: World>(self, tables: &T) -> Option<Self> {
@@ -170,23 +172,23 @@ fn seed<T: World>(tables: &T) -> u64 {
     }
 }
 
-/// A flow, of which the packet at hand is one.
+/// The flow of the current packet.
 struct Flow<'a> {
     deliver: &'a Deliver<'a>,
-    /// Its packets as the client sends them.
+    /// The tuple of its packets as the client sends them.
     forward: Tuple,
     seen_as: SeenAs,
 }
 
 impl Flow<'_> {
-    /// Returns the key of the packets as the pod sees them, by this port.
+    /// Returns the tuple as the pod sees it with this client port.
     #[inline(always)]
     fn key(&self, port: u16) -> Tuple {
         let (seen, _) = self.seen_as.seen_and_unseen(&self.forward);
         self.deliver.key(seen, port.to_be_bytes())
     }
 
-    /// Returns what is remembered under that key.
+    /// Returns the flow's entry for that key.
     #[inline(always)]
     fn entry(&self, key: &Tuple, now: u64) -> PodFlow {
         let deliver = self.deliver;
@@ -202,7 +204,7 @@ impl Flow<'_> {
         .with_client_port(key, deliver.source_port())
     }
 
-    /// Finds the port by which the pod sees it, or is to see it.
+    /// Finds the port by which the pod sees the flow, or will see it.
     #[inline(always)]
     fn find<T: World>(&self, tables: &T, is_new: bool) -> Result<Place, DropReason> {
         let mut is_new = is_new && self.seen_as == SeenAs::Client;
@@ -210,7 +212,7 @@ impl Flow<'_> {
         let mut port = u16::from_be_bytes(self.deliver.source_port());
         let mut tried = Tried::Own;
         let mut is_own_unproved = false;
-        // The client's own port, the one of the forward entry, and those by hash.
+        // In this order: the client's own port, that of the forward entry, those by hash.
         for _ in 0..PORT_TRIES {
             let lookup = if is_new {
                 FlowLookup::Unknown
@@ -250,7 +252,7 @@ impl Flow<'_> {
                 return Ok(place);
             }
             if self.deliver.protocol == protocol::SCTP {
-                // Its checksum covers the ports: the client's is the only one it can have.
+                // SCTP's checksum covers the ports, so the flow must keep the client's port.
                 break;
             }
             port = ports.following();
@@ -266,7 +268,7 @@ impl Flow<'_> {
         })
     }
 
-    /// Takes it into the tables by this port, if it is not there, or to where it belongs by now.
+    /// Adds the flow with this port, or moves it to the table where it belongs now.
     #[inline(always)]
     fn take<T: World>(
         &self,
@@ -293,21 +295,21 @@ impl Flow<'_> {
         self.remember_port(tables, place)
     }
 
-    /// Finds it under this key.
+    /// Looks the flow up under a key.
     #[inline(always)]
     fn look_up<T: World>(&self, tables: &T, key: &Tuple) -> FlowLookup {
         let (_, unseen) = self.seen_as.seen_and_unseen(&self.forward);
         deliver::look_up_at(tables, self.deliver, key, unseen, self.seen_as).0
     }
 
-    /// Tells whether the packet may begin a flow where another one has the key.
+    /// Tells whether the packet may begin a flow whose key another flow has.
     #[inline(always)]
     fn may_begin(&self) -> bool {
         self.deliver.protocol != protocol::TCP || self.deliver.flags.begins_connection()
     }
 
-    /// Puts it into the tables under this key, for which `lookup` was found. Returns whether it is there; not where
-    /// another CPU was first.
+    /// Adds the flow under this key, for which `lookup` was found. Returns false if another CPU has added the key
+    /// first.
     #[inline(always)]
     fn begin<T: World>(
         &self,
@@ -317,11 +319,12 @@ impl Flow<'_> {
         segment: &Segment,
     ) -> Result<bool, DropReason> {
         if lookup == FlowLookup::Idle {
-            // Not in its place: a reader would see half of either.
+            // The old entry is not overwritten: a reader could see half of each.
             tables.remove_flow(FlowTable::Established, key);
             tables.remove_flow(FlowTable::Embryonic, key);
         }
-        // The table may have evicted a flow whose note still counts; replies to this one must not find it.
+        // The table may have evicted a flow whose note is still valid. Replies to the new flow must not find that
+        // note.
         tables.forget_note(key);
         let mut entry = self.entry(key, tables.now());
         unproved::remember(&mut entry, segment);
@@ -332,8 +335,8 @@ impl Flow<'_> {
         }
     }
 
-    /// Writes the forward entry, which says by which port the pod sees the flow, where there is none, or moves it to where
-    /// the other one lies.
+    /// Adds the forward entry, which names the port by which the pod sees the flow; or moves it to the table of the
+    /// reverse entry.
     #[inline(always)]
     fn remember_port<T: World>(&self, tables: &T, place: &Place) -> Result<(), DropReason> {
         let key = &self.forward;
@@ -347,7 +350,8 @@ impl Flow<'_> {
             Tried::Own | Tried::Established | Tried::Embryonic => return Ok(()),
             Tried::ByHash => {}
         }
-        // One that names another port or pod, but not the flow of a client that talks to the address as to a pod.
+        // An entry that names another port or pod goes. The flow of a client that talks to the address as a pod
+        // stays.
         for table in [FlowTable::Established, FlowTable::Embryonic] {
             match tables.with_flow(table, key, |known| known.is_forward()) {
                 Some(true) => tables.remove_flow(table, key),
@@ -362,7 +366,7 @@ impl Flow<'_> {
     }
 }
 
-/// The ports towards the pod that a flow may get, in the order in which they are tried.
+/// The client ports that a flow may get towards the pod, in the order in which they are tried.
 #[derive(Clone, Copy, Debug)]
 pub struct Ports {
     first: u16,
@@ -372,7 +376,7 @@ pub struct Ports {
 }
 
 impl Ports {
-    /// Returns those of the flow that the client sends as `key`: of its own kind, privileged or not.
+    /// Returns the ports for the flow that its client sends as `key`: privileged ports only if the client's is one.
     #[inline(always)]
     pub const fn of(key: &Tuple, seed: u64) -> Self {
         let (first, count) = if u16::from_be_bytes(key.source_port()) < PRIVILEGED {
@@ -389,7 +393,7 @@ impl Ports {
         }
     }
 
-    /// Returns the next one.
+    /// Returns the next port.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "below the number of ports")]
     pub const fn following(&mut self) -> u16 {
@@ -402,7 +406,7 @@ impl Ports {
     }
 }
 
-/// Scales the top bits of a hash to a number below `range`.
+/// Maps a hash to a number below `range`; the top bits count most.
 #[inline(always)]
 const fn scaled(hash: u32, range: u32) -> u32 {
     ((hash as u64 * range as u64) >> 32) as u32

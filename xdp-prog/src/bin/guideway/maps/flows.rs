@@ -1,4 +1,4 @@
-//! Flows to pods of this machine, and those of its own kernel.
+//! Flows to pods of this machine, and flows of its own kernel.
 
 use aya_ebpf::{
     bindings::{BPF_ANY, BPF_NOEXIST},
@@ -18,18 +18,18 @@ use super::{Cpu, exchange, inserted, read_backwards, read_once, write_once};
 static FLOWS: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap::new();
 #[btf_map]
 static FLOWS_DATAGRAM: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap::new();
-/// Mmapable because the elements of such an array begin on cache lines.
+/// Mmapable, because the entries of such an array are aligned to cache lines.
 #[btf_map]
 static FLOW_NOTES: Array<FlowNote, { size::FLOW_NOTES }, { super::MMAPABLE }> = Array::new();
 #[btf_map]
 static FLOWS_EMBRYONIC: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap::new();
-/// Scratch: an entry that is about to be inserted, for which the stack has no room.
+/// Scratch: an entry before its insertion; it does not fit on the stack.
 #[btf_map]
 static FLOW_SCRATCH: PerCpuArray<PodFlow, 1> = PerCpuArray::new();
 #[btf_map]
 static LOCAL_FLOWS: LruHashMap<Tuple, LocalFlow, { size::FLOWS }> = LruHashMap::new();
 
-/// Written once in days for each port that has flows, and so the cache lines stay clean.
+/// Each port with flows is written once in days, so the cache lines stay clean.
 #[btf_map]
 static LOCAL_PORTS: Array<u64, { size::PORTS }> = Array::new();
 
@@ -52,22 +52,22 @@ pub(crate) fn with<R>(
     // SAFETY: the element is valid for the run.
     let words: [u64; 5] = unsafe { read_backwards(place.cast()) };
     let known: PodFlow = transmute!(words);
-    // The table may have given the element to another flow since the look-up.
+    // The kernel may have recycled the element for another flow since the look-up.
     if !known.is_for(key) {
         return None;
     }
     let mut flow = known;
     let found = f(&mut flow);
-    // The element may have got another flow since its check was read, too. What that one has told must not become what
-    // this one has, by which replies are translated; its time may, and it stays a while longer.
+    // The element may also have been recycled after its check was read. The state of one flow must not become that of
+    // another, because replies are translated by it. The time may: the other flow only stays a while longer.
     // SAFETY: as above.
     let entry = unsafe { &mut *place };
     if flow.seen != known.seen {
         write_once(&mut entry.seen, flow.seen);
     }
     if flow.packed != known.packed {
-        // SAFETY: an aligned word of an element that is valid for the run. Where another CPU has a packet of the same
-        // flow and is first, what this packet tells is lost.
+        // SAFETY: an aligned word of an element that is valid for the run. If another CPU changes the word first, by
+        // a packet of the same flow, the news of this packet is lost.
         unsafe { exchange(&raw mut entry.packed, known.packed, flow.packed) };
     }
     Some(found)
@@ -87,7 +87,7 @@ pub(crate) fn insert(table: FlowTable, key: &Tuple, flow: &PodFlow) -> Inserted 
 
 #[inline(always)]
 pub(crate) fn remove(table: FlowTable, key: &Tuple) {
-    // It may be gone already, which is as good.
+    // The entry may be gone already.
     let _ = map(table, key).remove(key);
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn remove(table: FlowTable, key: &Tuple) {
 pub(crate) fn noted(cpu: Cpu, key: &Tuple) -> Option<PodFlow> {
     let now = cpu.now();
     for place in FlowNote::places(key) {
-        // Read once: another CPU may write into it, which its check finds out.
+        // One copy is read: another CPU may write the note meanwhile, which its check reveals.
         let note = read_once(FLOW_NOTES.get(place)?);
         if let Some(flow) = note.flow(key, now) {
             return Some(flow);
@@ -106,7 +106,7 @@ pub(crate) fn noted(cpu: Cpu, key: &Tuple) -> Option<PodFlow> {
 
 #[inline(always)]
 pub(crate) fn note(cpu: Cpu, key: &Tuple, flow: &PodFlow) {
-    // An older one may stand in the second place.
+    // An older note may be in the second place.
     forget_note(key);
     let now = cpu.now();
     for place in FlowNote::places(key) {
@@ -128,8 +128,8 @@ fn replace_note(place: u32, note: FlowNote, gives_way: impl Fn(&FlowNote) -> boo
     let Some(place) = FLOW_NOTES.get_ptr_mut(place) else {
         return false;
     };
-    // SAFETY: the element is valid for the run, and any bytes are a note: one that another CPU has
-    // half written is found out by its check.
+    // SAFETY: the element is valid for the run, and any bytes are a note. The check reveals a note that another CPU
+    // has half written.
     let gives_way = gives_way(unsafe { &*place });
     if gives_way {
         // SAFETY: as above.
@@ -145,8 +145,8 @@ pub(crate) fn is_local(cpu: Cpu, key: &Tuple) -> bool {
     if until == 0 || until <= cpu.now() {
         return false;
     }
-    // SAFETY: one aligned integer; an element recycled under the reader yields
-    // another flow's time, which errs for one packet.
+    // SAFETY: one aligned integer. An element recycled under the reader yields another flow's time, which misjudges
+    // one packet.
     match unsafe { LOCAL_FLOWS.get(*key) } {
         Some(flow) => flow.is_alive(cpu.now()),
         None => false,
@@ -161,7 +161,7 @@ pub(crate) fn renew_local(cpu: Cpu, key: &Tuple, renew: impl Fn(LocalFlow) -> Lo
         let flow = renew(unknown);
         if flow != unknown {
             renew_port(cpu, port);
-            // Without memory for it, the flow's next packet tries again.
+            // If there is no memory for it, the flow's next packet tries again.
             let _ = LOCAL_FLOWS.insert(key, flow, u64::from(BPF_ANY));
         }
         return;
@@ -171,12 +171,12 @@ pub(crate) fn renew_local(cpu: Cpu, key: &Tuple, renew: impl Fn(LocalFlow) -> Lo
     let renewed = renew(known);
     if renewed != known {
         renew_port(cpu, port);
-        // SAFETY: as above. Another CPU may write it too: a tick is lost at worst.
+        // SAFETY: as above. Another CPU may write it too; one renewal is lost at worst.
         unsafe { *flow = renewed };
     }
 }
 
-/// Has packets for a port ask `LOCAL_FLOWS`, for at least as long as a flow lives that is renewed now.
+/// Makes packets for a port look up `LOCAL_FLOWS`, for at least as long as a flow lives that is renewed now.
 #[inline(always)]
 fn renew_port(cpu: Cpu, port: u16) {
     let Some(place) = LOCAL_PORTS.get_ptr_mut(port.into()) else {
@@ -186,7 +186,7 @@ fn renew_port(cpu: Cpu, port: u16) {
     let until = unsafe { &mut *place };
     let now = cpu.now();
     if read_once(until) < now + LOCAL_PORT_NS / 2 {
-        // Another CPU may write it at this moment too, and means as long a time.
+        // Another CPU may write it at the same moment, with almost the same time.
         write_once(until, now + LOCAL_PORT_NS);
     }
 }

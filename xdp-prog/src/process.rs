@@ -1,4 +1,4 @@
-//! A packet's whole way: decide, rewrite, count. The XDP programs and the host tests call it.
+//! The whole way of a packet: decide, rewrite, count. The XDP programs and the host tests call it.
 
 use crate::{
     decide::{
@@ -22,18 +22,18 @@ use crate::{
     world::{HandOver, World},
 };
 
-/// What [`process`] asks the kernel to do.
+/// The action that the caller has to take with the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Hand the frame to the stack.
     Pass,
     /// Free the frame.
     Drop,
-    /// Send the frame out of the device it came in on.
+    /// Send the frame out of its ingress device.
     Transmit,
     /// Send the frame out of the device with this index.
     Redirect(u32),
-    /// Go on in another stage with the frame as it is.
+    /// Continue in another stage with the unchanged frame.
     Continue(Stage),
 }
 
@@ -48,7 +48,7 @@ pub fn process<F: FrameMut + FrameSum, T: World>(
     carry_out(frame, tables, ingress, verdict)
 }
 
-/// Goes on with a frame in another stage.
+/// Continues with a frame in another stage.
 #[inline(always)]
 pub fn resume<F: FrameMut + FrameSum, T: World>(
     stage: Stage,
@@ -85,7 +85,7 @@ pub fn resume<F: FrameMut + FrameSum, T: World>(
     carry_out(frame, tables, ingress, verdict)
 }
 
-/// Does what a verdict says, and counts it.
+/// Carries a verdict out and counts it.
 #[inline(always)]
 fn carry_out<F: FrameMut + FrameSum, T: World>(
     frame: &mut F,
@@ -149,7 +149,7 @@ const fn send(ifindex: u32, ingress: u32) -> Action {
     }
 }
 
-/// Counts why a packet is dropped, if it is.
+/// Returns the action, or counts the reason of a drop.
 #[inline(always)]
 fn conclude<T: World>(tables: &T, done: Result<Action, DropReason>) -> Action {
     match done {
@@ -214,7 +214,7 @@ fn deliver_of_new_flow<F: FrameMut, T: World>(
     Ok(Action::Pass)
 }
 
-/// Hands a packet to its pod, which sees the client like this.
+/// Translates a packet for its pod, which sees the client as `shown`, and counts it.
 #[inline(always)]
 fn show_to_pod<F: FrameMut, T: World>(
     frame: &mut F,
@@ -269,8 +269,8 @@ fn hand_to_stack<F: FrameMut, T: World>(
     Ok(())
 }
 
-/// Hands a packet that is no service's to the stack: if it answers a check of this machine, from where the check's
-/// socket expects that.
+/// Hands a packet without a service to the stack. The answer to a check of this machine gets the source address that
+/// the check's socket expects.
 #[inline(always)]
 fn restore_probe<F: FrameMut, T: World>(frame: &mut F, tables: &T) -> Action {
     let reason = match probe::decide(frame, tables) {
@@ -301,10 +301,10 @@ fn advertise<F: FrameMut + FrameSum, T: World>(frame: &mut F, tables: &T, ingres
     }
 }
 
-/// Answers a frame, if it may be answered.
+/// Answers a frame if it may be answered.
 ///
-/// A reply is no [`Verdict`]: each kind of those costs every stage, in registers that only some of its paths fill and
-/// the verifier refuses.
+/// A reply is not a [`Verdict`]: each kind of verdict costs every stage registers that only some of its paths fill,
+/// and the verifier refuses those.
 #[inline(always)]
 fn reply<F: FrameMut + FrameSum, T: World>(frame: &mut F, tables: &T, ingress: u32) -> Action {
     let reply = match answer::decide(frame, tables) {

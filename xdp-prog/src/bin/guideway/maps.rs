@@ -1,4 +1,4 @@
-//! The maps, and the look-ups that the library half makes in them.
+//! The maps, and the library's look-up traits over them.
 
 mod announce;
 mod answers;
@@ -65,17 +65,17 @@ static VLANS: HashMap<u32, TaggedLink, { size::VLANS }, NO_PREALLOC> = HashMap::
 static STAGES: ProgramArray<{ Stage::ALL.len() }> = ProgramArray::new();
 #[btf_map]
 static UNTRUSTED: PerCpuArray<Untrusted, 1> = PerCpuArray::new();
-/// Scratch: see [`Shortcuts`].
+/// Scratch: the memory of [`Shortcuts`].
 #[btf_map]
 static SHORTCUTS: PerCpuArray<Shortcut, { size::SHORTCUTS }> = PerCpuArray::new();
-/// Scratch: the fields that are never set stay zero from the map's creation.
+/// Scratch: the arguments of a FIB look-up. Fields that are never set stay zero from the map's creation.
 #[btf_map]
 static FIB_PARAMETERS: PerCpuArray<FibParams, 1> = PerCpuArray::new();
-/// Scratch: what the FIB answered.
+/// Scratch: the result of a FIB look-up.
 #[btf_map]
 static FIB_SCRATCH: PerCpuArray<NextHop, 1> = PerCpuArray::new();
 
-/// The maps as [`Tables`] and [`Counters`], for one run of the program.
+/// The maps for one run of a program, as [`Tables`] and the other traits of [`World`].
 pub(crate) struct KernelTables<'a> {
     ctx: &'a XdpContext,
     config: Option<&'static Config>,
@@ -92,14 +92,14 @@ impl<'a> KernelTables<'a> {
         }
     }
 
-    /// Goes on in the program of a stage; returns only where that is missing.
+    /// Continues in a stage's program; returns only if that program is missing.
     #[inline(always)]
     pub(crate) fn tail_call(&self, stage: Stage) {
         // SAFETY: nothing in this frame of the stack needs dropping.
         unsafe { STAGES.tail_call(self.ctx, stage.index()) }
     }
 
-    /// Returns the index of the device that the frame came in on.
+    /// Returns the interface index of the ingress device.
     #[inline(always)]
     pub(crate) fn ingress(&self) -> u32 {
         // SAFETY: the context is valid for the whole run.
@@ -115,8 +115,8 @@ impl Tables for KernelTables<'_> {
 
     #[inline(always)]
     fn address_flags(&self, address: &AddressKey) -> u32 {
-        // SAFETY: the value is one aligned integer; an element recycled under
-        // the reader yields another address's flags at worst.
+        // SAFETY: the value is one aligned integer. An element that is recycled under the reader yields the flags of
+        // another address at worst.
         unsafe { VIPS.get(*address) }.copied().unwrap_or(0)
     }
 
@@ -532,8 +532,8 @@ fn service_id(key: IndexKey, config: &Config) -> Option<u32> {
     if config.flags & CONFIG_OVERFLOW == 0 {
         return None;
     }
-    // SAFETY: the value is one aligned integer; an element recycled under
-    // the reader is found out by the key check of the service word.
+    // SAFETY: the value is one aligned integer. The key check of the service word reveals an element that is recycled
+    // under the reader.
     unsafe { SERVICE_OVERFLOW.get(key.0) }.map(|id| read_once(id) as u32)
 }
 
@@ -547,24 +547,24 @@ fn service(id: u32) -> Option<Service> {
     })
 }
 
-/// Reads what others may replace while we look, each word with one load; whether several belong together is the
-/// caller's to find out.
+/// Reads a value that another CPU may replace meanwhile, each word with one load. The caller must find out whether
+/// several words belong together.
 #[inline(always)]
 fn read_once<T: Copy>(word: &T) -> T {
     // SAFETY: a reference is valid and aligned.
     unsafe { core::ptr::read_volatile(word) }
 }
 
-/// Reads a value word by word from its end, its check last.
+/// Reads a value word by word from its end, so that its check comes last.
 ///
 /// # Safety
 ///
-/// The words must be valid for reading.
+/// The words must be valid for reads.
 #[inline(always)]
 unsafe fn read_backwards<const N: usize>(place: *const u64) -> [u64; N] {
     let mut words = [0; N];
     for (index, word) in words.iter_mut().enumerate().rev() {
-        // SAFETY: one of the words that the caller vouches for.
+        // SAFETY: the caller guarantees that the words are valid.
         let at = unsafe { place.add(index) };
         // SAFETY: as above.
         *word = unsafe { at.read_volatile() };
@@ -578,17 +578,17 @@ fn write_once<T: Copy>(place: &mut T, value: T) {
     unsafe { core::ptr::write_volatile(place, value) }
 }
 
-/// Replaces a word if it is the expected one; returns the one that was found.
+/// Replaces a word if it is the expected one; returns the word that was found.
 ///
-/// The target's `AtomicU64` has no such operation, though the machine has it since Linux 5.12.
+/// The target's `AtomicU64` has no such operation, although the machine has had it since Linux 5.12.
 ///
 /// # Safety
 ///
-/// The word must be valid, and aligned, for reading and writing.
+/// The word must be aligned, and valid for reads and writes.
 #[inline(always)]
 unsafe fn exchange(place: *mut u64, expected: u64, new: u64) -> u64 {
     let found;
-    // SAFETY: one instruction that touches nothing but the word.
+    // SAFETY: one instruction that accesses nothing but the word.
     unsafe {
         core::arch::asm!(
             "r0 = cmpxchg_64({place} + 0, r0, {new})",
@@ -615,9 +615,10 @@ fn fib_target(address: &AddressKey) -> (u8, [u32; 4]) {
     }
 }
 
-/// Asks the kernel's FIB, as if a packet to this address had come in here; returns what the helper did, and its answer.
+/// Asks the kernel's FIB as if a packet to this address had come in here; returns the helper's result and its answer.
 ///
-/// It succeeds only where the ingress device has forwarding switched on. The device is told without a neighbour too (Linux 5.10).
+/// It succeeds only if forwarding is on at the ingress device. The answer names the device even if the neighbour is
+/// not known (Linux 5.10).
 #[inline(always)]
 fn ask_fib(
     ctx: &XdpContext,
@@ -628,7 +629,7 @@ fn ask_fib(
     // SAFETY: a per-CPU element that only this run uses.
     let params = unsafe { &mut *params };
     params.family = family;
-    // Any length makes the kernel report the route's MTU; one byte always fits.
+    // With any length, the kernel reports the route's MTU. One byte always fits.
     params.__bindgen_anon_1.tot_len = 1;
     // SAFETY: the context is valid for the whole run.
     params.ifindex = unsafe { (*ctx.ctx).ingress_ifindex };
@@ -636,7 +637,7 @@ fn ask_fib(
     params.__bindgen_anon_4.ipv6_dst = target;
     #[expect(clippy::cast_possible_truncation, reason = "64 bytes")]
     let length = size_of::<FibParams>() as i32;
-    // SAFETY: the parameters are a map element and the length is theirs.
+    // SAFETY: the parameters are a map element, and the length is theirs.
     let found = unsafe {
         bpf_fib_lookup(
             ctx.ctx.cast(),
@@ -663,7 +664,8 @@ fn fib_lookup(ctx: &XdpContext, family: u8, target: [u32; 4]) -> Option<&'static
     let hop = FIB_SCRATCH.get_ptr_mut(0)?;
     // SAFETY: a per-CPU element that only this run uses.
     let hop = unsafe { &mut *hop };
-    // SAFETY: the value is one aligned word; an element recycled under the reader yields another VLAN's at worst.
+    // SAFETY: the value is one aligned word. An element recycled under the reader yields another VLAN's word at
+    // worst.
     let link =
         unsafe { VLANS.get(params.ifindex) }.map_or(TaggedLink::new(params.ifindex, 0), read_once);
     let (ifindex, vlan) = link.parts();
@@ -679,7 +681,7 @@ fn fib_lookup(ctx: &XdpContext, family: u8, target: [u32; 4]) -> Option<&'static
     Some(hop)
 }
 
-/// Compares word by word: the BPF target has no `memcmp`.
+/// Compares addresses as words: the BPF target has no `memcmp`.
 #[inline(always)]
 fn same([a, b, c, d]: [u32; 4], [e, f, g, h]: [u32; 4]) -> bool {
     (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h) == 0

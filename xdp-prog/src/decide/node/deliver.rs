@@ -61,44 +61,47 @@ use crate::{
 
 /// Idle time after which another VIP may take over a TCP flow's key (RFC 5382 section 5, REQ-5: 2 h 4 min).
 pub const IDLE_TCP_NS: u64 = 7_440_000_000_000;
-/// How long replies are translated of flows that the pod has not answered, and that have ended (RFC 5382: 4 min).
+/// How long replies are still translated if the pod has not answered their flow, or if the flow has ended (RFC 5382:
+/// 4 min).
 pub const IDLE_TRANSITORY_NS: u64 = 240_000_000_000;
-/// The same for UDP (RFC 4787 section 4.3, REQ-5: 2 min at least, 5 min recommended).
+/// Idle time after which another VIP may take over a UDP flow's key (RFC 4787 section 4.3, REQ-5: 2 min at least, 5
+/// min recommended).
 pub const IDLE_UDP_NS: u64 = 300_000_000_000;
 
-/// How long a flow whose client has proved nothing keeps its key from another VIP, also where no other key is free.
+/// How long an unproved flow keeps its key from a flow by another VIP for which no other key is free.
 pub const HOLD_UNPROVED_NS: u64 = 3_000_000_000;
-/// How long a flow that has ended does: as long as Linux keeps TIME_WAIT (`TCP_TIMEWAIT_LEN`), and what its time may lag.
+/// How long an ended flow keeps its key: as long as Linux keeps TIME_WAIT (`TCP_TIMEWAIT_LEN`), plus the lag of its
+/// time.
 pub const HOLD_ENDED_NS: u64 = 60_000_000_000 + RENEWAL_NS;
 
-/// What is known of the flow of a packet under one key; a word, because it lies on the BPF stack.
+/// The result of looking a packet's flow up under one key; a word, because it lies on the BPF stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum FlowLookup {
-    /// The flow, whose client is where it says, or which the pod has answered.
+    /// The packet's flow; its client has proved its address, or the pod has answered.
     Established,
-    /// The flow, which has proved nothing.
+    /// The packet's flow, not proved yet.
     Embryonic,
     /// Another flow, which keeps the key.
     Held,
-    /// Another flow, which has proved nothing, and loses the key to a new one that finds no other.
+    /// Another flow, not proved yet; it loses the key to a new flow for which no other key is free.
     Unproved,
-    /// Another flow, which is over, and loses the key to a new one.
+    /// Another flow, which is over; it loses the key to a new flow.
     Idle,
-    /// Nothing.
+    /// No flow.
     Unknown,
 }
 
 impl FlowLookup {
-    /// Tells whether the flow is there.
+    /// Tells whether the packet's own flow was found.
     #[inline(always)]
     pub(crate) const fn is_known(self) -> bool {
         matches!(self, Self::Established | Self::Embryonic)
     }
 }
 
-/// Finds the flow of a packet that is delivered, and renews it, where the pod sees the client as it is. What a TCP packet
-/// tells of a flow that has proved nothing is left to the stage of flows that begin.
+/// Finds and renews the flow of a delivered packet, if the pod sees the client's own address and port. Only the stage
+/// `PodFlow` uses the TCP header of a flow that is not proved.
 #[inline(always)]
 pub(crate) fn look_up<F: Frame, T: Tables + Flows>(
     frame: &F,
@@ -126,8 +129,8 @@ pub(crate) fn look_up<F: Frame, T: Tables + Flows>(
     Some(lookup)
 }
 
-/// Looks a packet's flow up under one of the keys that it may have, and renews it; returns it as well. `unseen` is what
-/// the pod does not see, of the client and the address that it talks to.
+/// Looks a packet's flow up under one of its possible keys, renews it, and returns it too. `unseen` is the one that
+/// the pod does not see of the client's address and the address that the client talks to.
 #[inline(always)]
 pub(crate) fn look_up_at<T: Flows>(
     tables: &T,
@@ -164,18 +167,18 @@ pub(crate) fn look_up_at<T: Flows>(
     (FlowLookup::Unknown, PodFlow::default())
 }
 
-/// Moves a flow to those whose clients are where they say.
+/// Moves a flow to the table of flows whose client is proved, or that the pod has answered.
 #[inline(always)]
 pub(crate) fn move_to_established<T: Flows>(tables: &T, key: &Tuple, flow: &PodFlow) {
-    // In this order, so that every packet finds one of the two.
+    // This order lets every packet find one of the two entries.
     match tables.insert_flow(FlowTable::Established, key, flow) {
         Inserted::Done | Inserted::Exists => tables.remove_flow(FlowTable::Embryonic, key),
-        // The next packet that tells as much tries again.
+        // The next packet with such news tries again.
         Inserted::Full => {}
     }
 }
 
-/// Tells as whom a pod sees the client of a flow that has been delivered to it.
+/// Returns the address and port by which a pod sees the client of a flow that was delivered to it.
 #[inline(always)]
 pub(crate) fn shown<A: Ip, T: Tables + Flows>(
     tables: &T,
@@ -196,7 +199,7 @@ pub(crate) fn shown<A: Ip, T: Tables + Flows>(
     }
     match find_forward(tables, &forward, &pod.pod) {
         Some((port, _)) => Shown { seen_as, port },
-        // No packet of it has been shown to the pod.
+        // The pod has seen no packet of this flow.
         None => Shown {
             seen_as: SeenAs::Client,
             port: own,
@@ -204,7 +207,7 @@ pub(crate) fn shown<A: Ip, T: Tables + Flows>(
     }
 }
 
-/// Tells whether the pod sees this port in the flow that its client sends as `forward`.
+/// Tells whether the pod sees `port` as the client's in the flow that the client sends as `forward`.
 #[inline(always)]
 fn is_known<T: Flows>(
     tables: &T,
@@ -237,7 +240,7 @@ fn is_known<T: Flows>(
     false
 }
 
-/// Finds the port that a pod sees in the place of the client's, and renews that memory.
+/// Finds the port that a pod sees in place of the client's own, and renews that entry.
 #[inline(always)]
 pub(crate) fn find_forward<T: Flows>(
     tables: &T,
@@ -262,7 +265,7 @@ pub(crate) fn find_forward<T: Flows>(
     None
 }
 
-/// Tells whom a pod takes for the client that sends a flow as `forward`.
+/// Tells whether a pod sees the client of a flow or, because the client must be hidden, the flow's destination.
 #[inline(always)]
 pub(crate) fn seen_as<T: Tables>(tables: &T, forward: &Tuple, pod: &AddressKey) -> SeenAs {
     const THIS_MACHINE: u32 = ADDRESS_LOCAL | ADDRESS_NODE_PORT;
@@ -274,8 +277,8 @@ pub(crate) fn seen_as<T: Tables>(tables: &T, forward: &Tuple, pod: &AddressKey) 
     }
 }
 
-/// Notes an answered flow for the packets of the next second, unless it has begun to end. A note has no room for a
-/// client's second port.
+/// Notes an answered flow for the packets of the next second, unless it has begun to end or has another client port,
+/// for which a note has no room.
 #[inline(always)]
 pub(crate) fn note<T: Flows>(tables: &T, key: &Tuple, flow: &PodFlow) {
     if flow.state() == 0 && !flow.has_other_port(key) {
@@ -296,8 +299,8 @@ const fn standing(table: FlowTable, protocol: u8, flow: &PodFlow, now: u64) -> F
     if idle < hold {
         return FlowLookup::Held;
     }
-    // The pod may still wait for the end of that handshake, and would answer another SYN as one of it. Of what is no
-    // TCP, it knows nothing.
+    // The pod may still wait for the end of that handshake, and would take another SYN as part of it. It keeps no
+    // such state for other protocols.
     let may_wait = match table {
         FlowTable::Established => false,
         FlowTable::Embryonic => protocol == protocol::TCP && idle < IDLE_TRANSITORY_NS,
@@ -309,12 +312,12 @@ const fn standing(table: FlowTable, protocol: u8, flow: &PodFlow, now: u64) -> F
     }
 }
 
-/// Tells whether a flow has not ended, and has not been idle for too long.
+/// Tells whether a flow has neither ended nor idled for too long.
 pub const fn is_live(table: FlowTable, protocol: u8, flow: &PodFlow, now: u64) -> bool {
     age(flow.seen, now) < idle_limit(table, protocol, flow.state(), 0)
 }
 
-/// Returns how long a flow may idle; `ended` is for one that has ended.
+/// Returns how long a flow may idle, in ns; `ended` is the time for a flow that has ended.
 #[inline(always)]
 pub(crate) const fn idle_limit(table: FlowTable, protocol: u8, state: u8, ended: u64) -> u64 {
     const CLOSED: u8 = FLOW_FIN_CLIENT | FLOW_FIN_POD;
@@ -326,7 +329,7 @@ pub(crate) const fn idle_limit(table: FlowTable, protocol: u8, state: u8, ended:
     }
 }
 
-/// Returns what a packet's flags say of its flow's end; `fin` is the bit for a FIN of its sender.
+/// Returns the state bits that a packet's flags set; `fin` is the bit for a FIN of the packet's sender.
 #[inline(always)]
 pub(crate) const fn end_state(flags: TcpFlags, fin: u8) -> u8 {
     if flags.fin() { fin } else { 0 }

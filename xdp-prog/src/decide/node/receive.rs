@@ -1,4 +1,4 @@
-//! Node role: IP-in-IP from a trusted edge -> the pod that the tag names.
+//! Node role: IP-in-IP from a trusted edge, for the pod that the tag names.
 
 use crate::{
     abi::{ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, Tag, Tuple},
@@ -25,17 +25,17 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     if !decap.is_plain {
         return Verdict::Decap(decap);
     }
-    // What does not parse is judged again, and more leniently, as the header is taken off.
+    // A packet that does not parse is judged again, less strictly, when its outer header is taken off.
     with_packet!(frame, decap.inner, at decap.inner_l3,
         packet => deliver(frame, tables, &packet, decap),
         _ => Verdict::Decap(decap))
 }
 
-/// Accepts the outer header of a frame from a trusted edge.
+/// Checks the outer header of a frame from a trusted edge.
 ///
 /// # Errors
 ///
-/// Returns the verdict on a frame that is none.
+/// Returns the verdict on a frame that is not from a trusted edge.
 #[inline(always)]
 pub fn open_frame<'t, F: Frame, T: Tables + Shortcuts>(
     frame: &F,
@@ -49,11 +49,11 @@ pub fn open_frame<'t, F: Frame, T: Tables + Shortcuts>(
     }
 }
 
-/// Finds a frame's packet: behind the outer header of a trusted edge, or where there is none, in front.
+/// Finds a frame's packet: behind the outer header of a trusted edge, or bare.
 ///
 /// # Errors
 ///
-/// Returns the verdict on a frame whose packet cannot be seen, or must not.
+/// Returns the verdict on a frame whose packet cannot be read, or must not be.
 #[inline(always)]
 pub fn locate<'t, F: Frame, T: Tables + Shortcuts>(
     frame: &F,
@@ -94,11 +94,11 @@ fn open<'t, A: Ip, T: Tables + Shortcuts>(
     })
 }
 
-/// Accepts the two ends of an outer header.
+/// Checks source and destination of an outer header.
 ///
 /// # Errors
 ///
-/// Returns the verdict on a packet that is not opened.
+/// Returns the verdict on a packet whose outer header must not be taken off.
 #[inline(always)]
 fn accept<'t, A: Ip, T: Tables + Shortcuts>(
     tables: &T,
@@ -106,9 +106,9 @@ fn accept<'t, A: Ip, T: Tables + Shortcuts>(
 ) -> Result<(), Verdict<'t>> {
     let source = outer.source.key();
     let destination = outer.destination.key();
-    // The trie holds IPv4 edges as mapped addresses, which nobody filters as IPv6 sources.
+    // The trie holds IPv4 edges as mapped addresses. Nobody filters IPv6 packets with such a source.
     let disguised = A::FAMILY == Family::V6 && source.is_mapped();
-    // No pod's note has this protocol.
+    // The protocol is 0, which no note of a pod has.
     let key = Tuple::new(source, destination, [0; 2], [0; 2], 0);
     let epoch = epoch(tables);
     if !disguised && tables.shortcut(&key, epoch).is_some() {
@@ -190,7 +190,7 @@ fn deliver<'t, F: Frame, A: Ip, T: Tables + Shortcuts>(
     }
 }
 
-/// Returns the pod that earlier packets to the same service with the same tag went to.
+/// Returns the pod that earlier packets with the same service and tag went to.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "takes the low half")]
 fn noted<'t, T: Tables + Shortcuts>(tables: &'t T, key: &Tuple, epoch: u32) -> Option<Owner<'t>> {
@@ -205,7 +205,7 @@ fn noted<'t, T: Tables + Shortcuts>(tables: &'t T, key: &Tuple, epoch: u32) -> O
     })
 }
 
-/// The name of the look-up of a service and one of its pods.
+/// Returns the key under which the pod of a service and a tag is noted.
 #[inline(always)]
 fn pod_key<A: Ip>(flow: &FlowKey<A>, tag: Tag) -> Tuple {
     Tuple::new(

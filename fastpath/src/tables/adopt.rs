@@ -59,7 +59,8 @@ impl Tables {
         Ok(())
     }
 
-    /// Writes the sizes of the tables for the programs; adopts the service index, or starts it with a new secret.
+    /// Tells programs how large the tables are, and takes over the index of services, or begins it with a secret of its
+    /// own.
     fn adopt_index(&mut self) -> Result<(), TableError> {
         let mask = self.index.mask();
         let current = self.current_config;

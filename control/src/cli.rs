@@ -357,7 +357,7 @@ pub struct Drops {
 /// Options of `trace`.
 #[derive(Debug, Args)]
 pub struct Trace {
-    /// The service, such as 192.0.2.10:80/tcp, [2001:db8::1]:53/udp or default/web:http
+    /// The service, such as 192.0.2.10:80/tcp or default/web:http
     #[arg(long, short, value_name = "SERVICE", required_unless_present = "hex", value_parser = one_service)]
     pub service: Option<String>,
     /// The client's address and port.
@@ -436,7 +436,7 @@ pub struct Capture {
 /// Options of `which`.
 #[derive(Debug, Args)]
 pub struct Which {
-    /// The service, such as 192.0.2.10:80/tcp, [2001:db8::1]:53/udp or default/web:http
+    /// The service, such as 192.0.2.10:80/tcp or default/web:http
     #[arg(long, short, value_name = "SERVICE", required_unless_present = "address", value_parser = one_service)]
     pub service: Option<String>,
     /// Tell in place of this what this machine has at an address, and whether it announces it

@@ -1,5 +1,4 @@
-//! Delivery to a pod of this machine, and the memory by which its replies are
-//! translated back.
+//! Delivery to a pod of this machine, and the memory by which its replies are translated back.
 //!
 //! A flow enters `FLOWS_EMBRYONIC` with its first packet. It is moved to `FLOWS` when its client has proved that it is
 //! where it says: by acknowledging the sequence number of the pod's SYN+ACK, which the TC egress program has noted, or
@@ -8,41 +7,38 @@
 //! answer proves nothing, and a resolver gets a flow with each question: what is answered goes to `FLOWS_DATAGRAM`,
 //! where no TCP flow is.
 //!
-//! **Two VIPs of one pod.** The key names the client and the pod: a client port that talks to one pod by two of its VIPs
-//! would be one key. The second flow gets another client port towards the pod, and is then known under two keys:
+//! **Two VIPs of one pod.** The key names the client and the pod. A client port that talks to one pod by two of its
+//! VIPs would need the same key twice. So the second flow gets another client port towards the pod, and has two keys:
 //!
 //! ```text
 //! client:40000 -> VIP B:80    forward entry: port 51234        client:51234 -> pod:8080
 //! client:40000 <- VIP B:80    reverse entry: VIP B:80, 40000   client:51234 <- pod:8080
 //! ```
 //!
-//! Both lie in the tables of all flows. The forward entry keeps the port for the client's next connection by that VIP, so
-//! that the pod sees one tuple used again by one client, as without us, and takes it out of TIME_WAIT. How such flows and
-//! all others begin is decided in a stage of their own ([`super::pod_flow`]); here, what goes on is found again.
+//! Both entries are in the tables of all flows. The forward entry keeps the port for the client's next connection by
+//! that VIP. So the pod sees one client use one tuple again, as without us, and takes it out of TIME_WAIT. A stage of
+//! its own decides how flows begin ([`super::pod_flow`]); this module finds flows that go on.
 //!
-//! **Ends.** A FIN counts from both sides, a RST from the pod alone: the client's may be anybody's. What has ended keeps
-//! its key for as long as the pod may hold it in TIME_WAIT.
+//! **Ends.** A FIN counts from both sides, a RST from the pod alone, because anybody can forge the client's. A flow
+//! that has ended keeps its key for as long as the pod may hold it in TIME_WAIT.
 //!
 //! **Notes.** What finds its flow in a table notes it for the packets of the next second, of either direction and on
 //! any CPU: one look at one cache line finds it again. A note is of a flow that is answered and goes on; what begins
 //! or ends one, and what is of another VIP, asks the tables and puts the note right.
 //!
-//! **Hairpin.** A client that is the chosen pod itself, or this machine (its own
-//! processes, and pods behind its masquerade), cannot be shown to the pod: the
-//! pod would take its own address for a forgery, the stack takes that of its
-//! machine for one (a martian), and the reply would leave this machine by no
-//! device at all. The address that the client talks to takes the client's
-//! place, with the client's port:
+//! **Hairpin.** The client may be the chosen pod itself, or this machine (its own processes, and pods behind its
+//! masquerade). Such a client must be hidden from the pod. The pod would take its own address for a forgery, and the
+//! stack does the same with an address of its machine (a martian); the reply would leave this machine by no device at
+//! all. So the address that the client talks to replaces the client's, with the client's port:
 //!
 //! ```text
 //! client:port -> VIP:80        client <- VIP:80         turned round at the uplink
 //! VIP:port    -> pod:8080      VIP:port <- pod:8080     leaves by the uplink, as all replies
 //! ```
 //!
-//! The reply is routed to where packets for the VIP go, an uplink; there the TC
-//! egress program translates both ends and hands it back to the stack as if it
-//! had come in. A node address as source lost: it needs `accept_local` on the
-//! uplinks, a second hook at the pods, and ports that may be taken.
+//! The reply is routed as packets for the VIP are, to an uplink. There the TC egress program translates both ends and
+//! hands the reply back to the stack as if it had come in. A node address as the source was the alternative. It would
+//! need `accept_local` on the uplinks, a second hook at the pods, and ports that may be taken.
 
 use crate::{
     abi::{

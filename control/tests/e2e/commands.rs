@@ -189,7 +189,7 @@ fn trace_answers_for_a_pod_that_is_not_there_by_the_kernels_routes() {
     let _echoes = serve_on_pods(&net, &services);
     let cluster = Cluster::start(&net, &services);
     // The neighbour on the way back is known by then.
-    Flow::open(client, &service).unwrap();
+    let _flow = Flow::open(client, &service).unwrap();
 
     let known = cluster.nodes[0].json(&["flows"]);
     let mut known = rows(&known["flows"]).iter();

@@ -22,6 +22,7 @@ mod address;
 mod announce;
 mod backend;
 mod check;
+mod delivery;
 mod flow;
 mod index;
 #[cfg(test)]
@@ -44,6 +45,7 @@ pub use self::announce::{ANNOUNCE_NS, Claim, is_announcing};
 pub use self::backend::{
     BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, BACKEND_V6, Backend, HOP_GATEWAY, NextHop,
 };
+pub use self::delivery::{DeliveryKey, DeliveryKeys, DeliveryNote, DeliveryNotes, FlowHash};
 pub use self::flow::{
     Datagram, FLOW_ACCEPTED, FLOW_ASKED, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_FORWARD, FLOW_HAIRPIN,
     FLOW_RESET, PodFlow, RENEWAL_NS, Tuple,
@@ -114,6 +116,8 @@ pub mod map {
     /// Mmapable array of [`super::FlowNote`]: entries that packets of the last second found in `FLOWS` and
     /// `FLOWS_DATAGRAM`.
     pub const FLOW_NOTES: &str = "FLOW_NOTES";
+    /// Mmapable array of [`super::DeliveryNotes`]: deliveries of the last second of packets that edges sent.
+    pub const DELIVERY_NOTES: &str = "DELIVERY_NOTES";
     /// LRU hash like `FLOWS`, for flows whose source may be forged: no TCP proof yet, or no answer of the pod.
     pub const FLOWS_EMBRYONIC: &str = "FLOWS_EMBRYONIC";
     /// Mmapable array of `u64`: one bit for each port that a pod of this machine answers from, and for each NodePort
@@ -216,6 +220,8 @@ pub mod size {
     pub const EGRESS_PORTS: usize = PORTS / 64;
     /// [`super::FlowNote`]s.
     pub const FLOW_NOTES: usize = 65_536;
+    /// Lines of [`super::DeliveryNotes`].
+    pub const DELIVERY_NOTES: usize = 32_768;
     /// Datagrams in `FRAGMENTS`.
     pub const FRAGMENTS: usize = 16_384;
     /// Flows in `NAT_FORWARD` and `NAT_REVERSE`.
@@ -249,7 +255,7 @@ macro_rules! plain_data {
 pub(crate) use plain_data;
 
 plain_data! {
-    Config: 112,
+    Config: 232,
     Traffic: 16,
 }
 
@@ -303,6 +309,8 @@ pub struct Config {
     pub reserved: u32,
     /// Outer IPv4 source if the next hop has none, in the first four bytes; all zero for none.
     pub source_v4: [u8; 16],
+    /// Secret of this machine that finds notes of deliveries; all zero until the tables are first opened.
+    pub delivery_keys: DeliveryKeys,
     /// Outer IPv6 source if the next hop has none; all zero for none.
     pub source_v6: [u8; 16],
     /// IPv4 source of NAT mode, in the first four bytes; all zero for the outer source.

@@ -395,6 +395,12 @@ impl TcpFlags {
     pub const fn accepts_connection(self) -> bool {
         self.0 & (Self::SYN | Self::ACK | Self::RST) == Self::SYN | Self::ACK
     }
+
+    /// Tells whether this neither begins a connection nor ends its sender's half.
+    #[inline(always)]
+    pub const fn goes_on(self) -> bool {
+        !self.fin() && !self.begins_connection()
+    }
 }
 
 /// Reads the flags of a packet whose ports have been read; zero unless it is TCP.

@@ -7,7 +7,7 @@ use crate::{
         fragment, icmp, nat,
         node::{
             deliver::{self, FlowLookup},
-            local, pod_flow, receive, stack,
+            local, noted, pod_flow, receive, stack,
         },
     },
     frame::{FrameMut, FrameSum},
@@ -15,8 +15,7 @@ use crate::{
     rewrite,
     stage::Stage,
     verdict::{
-        Advertise, Decap, Deliver, DeliverError, Ending, Reply, SeenAs, Shown, TranslateError,
-        Verdict, Way,
+        Advertise, Decap, Deliver, DeliverError, Ending, Reply, Shown, TranslateError, Verdict, Way,
     },
     wire::protocol,
     world::{HandOver, World},
@@ -57,7 +56,13 @@ pub fn resume<F: FrameMut + FrameSum, T: World>(
     ingress: u32,
 ) -> Action {
     let verdict = match stage {
-        Stage::Receive => receive::decide(frame, tables),
+        Stage::Receive => match noted::decide(frame, tables) {
+            Verdict::Deliver(deliver) => {
+                return conclude(tables, deliver_as_noted(frame, tables, &deliver));
+            }
+            verdict => verdict,
+        },
+        Stage::Decap => receive::decide(frame, tables),
         Stage::Local => local::decide(frame, tables),
         Stage::Icmp => icmp::decide(frame, tables),
         Stage::Fragment => fragment::decide(frame, tables),
@@ -189,11 +194,7 @@ fn hand_to_pod<F: FrameMut, T: World>(
             Ok(Action::Continue(Stage::PodFlow))
         }
         FlowLookup::Established | FlowLookup::Embryonic => {
-            let shown = Shown {
-                seen_as: SeenAs::Client,
-                port: u16::from_be_bytes(deliver.source_port()),
-            };
-            show_to_pod(frame, tables, &deliver, shown)?;
+            show_to_pod(frame, tables, &deliver, deliver.own_client())?;
             Ok(Action::Pass)
         }
         lookup => {
@@ -201,6 +202,17 @@ fn hand_to_pod<F: FrameMut, T: World>(
             Ok(Action::Continue(Stage::PodFlow))
         }
     }
+}
+
+/// Delivers a packet as others of its flow were.
+#[inline(always)]
+fn deliver_as_noted<F: FrameMut, T: World>(
+    frame: &mut F,
+    tables: &T,
+    deliver: &Deliver<'_>,
+) -> Result<Action, DropReason> {
+    show_to_pod(frame, tables, deliver, deliver.own_client())?;
+    Ok(Action::Pass)
 }
 
 /// Delivers the packet that an earlier stage has handed over, whose flow may begin with it.

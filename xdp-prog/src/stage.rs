@@ -44,11 +44,13 @@ pub enum Stage {
     NatProof = 16,
     /// NAT mode: the first packet of a flow that takes the place of another flow of its service.
     NatShare = 17,
+    /// Node role: IP-in-IP that is not delivered as others of its flow were.
+    Decap = 18,
 }
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Receive,
         Self::Local,
         Self::Icmp,
@@ -67,6 +69,7 @@ impl Stage {
         Self::PodFlow,
         Self::NatProof,
         Self::NatShare,
+        Self::Decap,
     ];
 
     /// Returns the index in `STAGES`.
@@ -95,6 +98,7 @@ impl Stage {
             Self::PodFlow => "guideway_pod_flow",
             Self::NatProof => "guideway_nat_proof",
             Self::NatShare => "guideway_nat_share",
+            Self::Decap => "guideway_decap",
         }
     }
 }

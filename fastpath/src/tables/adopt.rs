@@ -8,7 +8,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use xdp_prog::abi::{BACKEND_LOCAL, Backend, Config, IndexKey, Service, ServiceWord};
+use xdp_prog::abi::{BACKEND_LOCAL, Backend, Config, DeliveryKeys, IndexKey, Service, ServiceWord};
 
 use super::{
     ForwardMode, InstalledBackend, InstalledService, NodeRoute, Run, ServiceKey, TableError,
@@ -26,6 +26,7 @@ impl Tables {
     pub(super) fn adopt(&mut self) -> Result<(), TableError> {
         self.current_config = self.config.read(&0)?;
         self.settings = settings_of(&self.current_config);
+        self.adopt_delivery_keys()?;
         self.adopt_index()?;
         self.known_addresses = addresses_of(self.vips.held()).into();
         let pods = self.pods_by_service()?;
@@ -57,6 +58,18 @@ impl Tables {
         self.retain_egress_ports();
         self.clear_unreferenced();
         Ok(())
+    }
+
+    /// Draws the keys of the notes of deliveries, unless there are some.
+    fn adopt_delivery_keys(&mut self) -> Result<(), TableError> {
+        if self.current_config.delivery_keys.are_drawn() {
+            return Ok(());
+        }
+        let random = RandomState::new();
+        self.set_config(Config {
+            delivery_keys: DeliveryKeys::new(|index| random.hash_one(index)),
+            ..self.current_config
+        })
     }
 
     /// Tells programs how large the tables are, and takes over the index of services, or begins it with a secret of its

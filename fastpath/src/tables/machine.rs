@@ -28,6 +28,7 @@ impl Tables {
             epoch: self.current_config.epoch.wrapping_add(1),
             flags: settings_alone.flags
                 | self.current_config.flags & (CONFIG_ANNOUNCE | CONFIG_OVERFLOW),
+            delivery_keys: self.current_config.delivery_keys,
             index_seed: self.current_config.index_seed,
             index_mask: self.current_config.index_mask,
             services_of_cpu: self.current_config.services_of_cpu,

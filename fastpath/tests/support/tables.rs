@@ -15,10 +15,10 @@ use aya::{
 use fastpath::{clock::monotonic_ns, cpus::entries_of_all};
 use xdp_prog::{
     abi::{
-        AddressKey, BACKEND_V4, Backend, Bucket, CONFIG_OVERFLOW, Claim, Config, Datagram, EdgeMac,
-        EdgePrefix, FlowNote, IndexKey, LocalFlow, NextHop, PathReport, Pod, PodFlow, PodKey,
-        REASONS_OF_CPU, Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SourcePrefix, Tag,
-        TaggedLink, Traffic, Tuple, lay_out, map,
+        AddressKey, BACKEND_V4, Backend, Bucket, CONFIG_OVERFLOW, Claim, Config, Datagram,
+        DeliveryKeys, EdgeMac, EdgePrefix, FlowNote, IndexKey, LocalFlow, NextHop, PathReport, Pod,
+        PodFlow, PodKey, REASONS_OF_CPU, Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot,
+        SourcePrefix, Tag, TaggedLink, Traffic, Tuple, lay_out, map,
     },
     reason::REASON_COUNT,
     world::{
@@ -212,6 +212,7 @@ impl TableSet {
     /// Returns the settings as the kernel's index of services needs them.
     pub(crate) fn indexed_config(&self) -> Config {
         Config {
+            delivery_keys: DeliveryKeys::new(|index| INDEX_SEED.wrapping_mul(index as u64 * 2 + 1)),
             index_seed: INDEX_SEED,
             index_mask: size::BUCKETS - 1,
             services_of_cpu: size::SERVICES,

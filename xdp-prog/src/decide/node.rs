@@ -2,6 +2,7 @@
 
 pub mod deliver;
 pub mod local;
+pub mod noted;
 pub mod pod_flow;
 pub mod receive;
 pub mod stack;

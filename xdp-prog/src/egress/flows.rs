@@ -33,6 +33,9 @@ pub(super) fn answer<T: Memory>(tables: &T, key: &Tuple, segment: &Segment) -> O
     if let Some(met) = met {
         let flow = met?;
         deliver::note(tables, key, &flow);
+        if fin | reset != 0 {
+            tables.forget_deliveries(&flow.forward_key(key));
+        }
         return Some(flow);
     }
     // In other protocols than TCP, any packet counts as an answer.

@@ -2,7 +2,7 @@
 
 use super::{Decap, Owner};
 use crate::{
-    abi::{AddressKey, Backend, FLOW_HAIRPIN, Tag, Tuple},
+    abi::{AddressKey, Backend, DeliveryKey, FLOW_HAIRPIN, Tag, Tuple},
     family::Family,
     ip::Ip,
     parse::{Packet, TcpFlags},
@@ -36,7 +36,9 @@ pub struct Deliver<'t> {
     pub is_later: bool,
     /// Source and destination port as the client sent them, in wire order; a word, because this lies on the BPF
     /// stack.
-    ports: u32,
+    pub ports: u32,
+    /// What finds the note of this delivery, if one is to be made.
+    pub note: DeliveryKey,
 }
 
 impl<'t> Deliver<'t> {
@@ -62,6 +64,7 @@ impl<'t> Deliver<'t> {
             flags,
             is_later: packet.is_later_fragment(),
             ports,
+            note: DeliveryKey::NONE,
         }
     }
 
@@ -86,11 +89,23 @@ impl<'t> Deliver<'t> {
         [a, b]
     }
 
-    /// Passes everything but the backend through [`Relay`].
+    /// Returns the client's own address and port, for a pod that sees them.
+    #[inline(always)]
+    pub(crate) const fn own_client(&self) -> Shown {
+        Shown {
+            seen_as: SeenAs::Client,
+            port: u16::from_be_bytes(self.source_port()),
+        }
+    }
+
+    /// Passes everything but the backend, and the note's key, through [`Relay`].
     #[inline(always)]
     pub fn relayed<T: Relay>(&self, tables: &T) -> Option<Self> {
         let words = tables.relay(self.to_words(false))?;
-        Some(Self::from_words(words, self.backend))
+        Some(Self {
+            note: self.note,
+            ..Self::from_words(words, self.backend)
+        })
     }
 
     /// Leaves the packet for [`Stage::PodFlow`](crate::stage::Stage::PodFlow). `is_new` says that no table has the
@@ -167,6 +182,7 @@ impl<'t> Deliver<'t> {
             flags: TcpFlags(flags),
             is_later: is_later != 0,
             ports: length as u32,
+            note: DeliveryKey::NONE,
         }
     }
 
@@ -177,6 +193,27 @@ impl<'t> Deliver<'t> {
         match &self.decap {
             Some(decap) => (decap.inner_l3 - decap.l3) as u8,
             None => 0,
+        }
+    }
+}
+
+impl DeliveryKey {
+    /// Leaves the key for [`Stage::Decap`](crate::stage::Stage::Decap).
+    #[inline(always)]
+    pub(crate) fn hand_over<T: Relay>(self, tables: &T) {
+        let _ = tables.relay([self.fingerprint, u64::from(self.line), 0, 0]);
+    }
+
+    /// Returns the key that [`Self::hand_over`] left.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the index")]
+    pub(crate) fn handed_over<T: Relay>(tables: &T) -> Self {
+        match tables.relayed() {
+            Some([fingerprint, line, ..]) => Self {
+                fingerprint,
+                line: line as u32,
+            },
+            None => Self::NONE,
         }
     }
 }

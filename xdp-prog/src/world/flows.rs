@@ -1,6 +1,6 @@
 //! The memory of flows to pods, and of datagrams that arrive in fragments.
 
-use crate::abi::{AddressKey, Datagram, PodFlow, Tuple};
+use crate::abi::{AddressKey, Datagram, DeliveryKey, DeliveryNote, PodFlow, Tuple};
 
 /// The clock of all that is remembered.
 pub trait Clock {
@@ -48,6 +48,17 @@ pub trait Flows: Clock {
     /// Removes a flow's note.
     #[inline(always)]
     fn forget_note(&self, _: &Tuple) {}
+    /// Returns what packets of the last second that had this key were delivered to; always `None` without notes.
+    #[inline(always)]
+    fn noted_delivery(&self, _: DeliveryKey) -> Option<DeliveryNote> {
+        None
+    }
+    /// Notes a delivery for the packets of the next second.
+    #[inline(always)]
+    fn note_delivery(&self, _: DeliveryKey, _: DeliveryNote) {}
+    /// Removes the notes of all deliveries of a flow that the client sends like this, and of a few others.
+    #[inline(always)]
+    fn forget_deliveries(&self, _: &Tuple) {}
 }
 
 /// The result of an insertion.

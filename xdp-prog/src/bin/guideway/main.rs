@@ -131,6 +131,11 @@ fn guideway_nat_share(ctx: XdpContext) -> u32 {
     stage(&ctx, Stage::NatShare)
 }
 
+#[xdp(frags)]
+fn guideway_decap(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::Decap)
+}
+
 #[inline(always)]
 fn stage(ctx: &XdpContext, stage: Stage) -> u32 {
     let tables = KernelTables::new(ctx);

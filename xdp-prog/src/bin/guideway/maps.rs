@@ -23,10 +23,10 @@ use aya_ebpf::{
 };
 use xdp_prog::{
     abi::{
-        AddressKey, BACKEND_V4, Backend, Bucket, CONFIG_OVERFLOW, Config, Datagram, EdgeMac,
-        HOP_GATEWAY, IndexKey, NatBegun, NatCount, NatForward, NatMark, NatReverse, NextHop,
-        PathReport, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6, ServiceWord,
-        Shortcut, Slot, SlotPair, TaggedLink, Tuple, Untrusted, size,
+        AddressKey, BACKEND_V4, Backend, Bucket, CONFIG_OVERFLOW, Config, Datagram, DeliveryKey,
+        DeliveryNote, EdgeMac, HOP_GATEWAY, IndexKey, NatBegun, NatCount, NatForward, NatMark,
+        NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6,
+        ServiceWord, Shortcut, Slot, SlotPair, TaggedLink, Tuple, Untrusted, size,
     },
     stage::Stage,
     world::{
@@ -42,6 +42,7 @@ pub(crate) use egress::EgressTables;
 const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
 const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 
+/// Mmapable because the elements of such an array begin on cache lines.
 #[btf_map]
 static CONFIG: Array<Config, 1, MMAPABLE> = Array::new();
 #[btf_map]
@@ -253,6 +254,21 @@ impl Flows for KernelTables<'_> {
     #[inline(always)]
     fn forget_note(&self, key: &Tuple) {
         flows::forget_note(key);
+    }
+
+    #[inline(always)]
+    fn noted_delivery(&self, key: DeliveryKey) -> Option<DeliveryNote> {
+        flows::noted_delivery(self.cpu, key)
+    }
+
+    #[inline(always)]
+    fn note_delivery(&self, key: DeliveryKey, note: DeliveryNote) {
+        flows::note_delivery(self.cpu, key, note);
+    }
+
+    #[inline(always)]
+    fn forget_deliveries(&self, forward: &Tuple) {
+        flows::forget_deliveries(forward);
     }
 }
 

@@ -24,7 +24,8 @@
 //!
 //! **Notes.** What finds its flow in a table notes it for the packets of the next second, of either direction and on
 //! any CPU: one look at one cache line finds it again. A note is of a flow that is answered and goes on; what begins
-//! or ends one, and what is of another VIP, asks the tables and puts the note right.
+//! or ends one, and what is of another VIP, asks the tables and puts the note right. What comes from an edge has notes of
+//! its own, which spare it all other look-ups too ([`super::noted`]).
 //!
 //! **Hairpin.** The client may be the chosen pod itself, or this machine (its own processes, and pods behind its
 //! masquerade). Such a client must be hidden from the pod. The pod would take its own address for a forgery, and the
@@ -42,8 +43,8 @@
 
 use crate::{
     abi::{
-        ADDRESS_LOCAL, ADDRESS_NODE_PORT, AddressKey, Backend, FLOW_FIN_CLIENT, FLOW_FIN_POD,
-        FLOW_RESET, PodFlow, RENEWAL_NS, Tuple, age,
+        ADDRESS_LOCAL, ADDRESS_NODE_PORT, AddressKey, Backend, DeliveryNote, FLOW_FIN_CLIENT,
+        FLOW_FIN_POD, FLOW_RESET, PodFlow, RENEWAL_NS, Tuple, age,
     },
     decide::address::addresses,
     flow::FlowKey,
@@ -106,7 +107,7 @@ pub(crate) fn look_up<F: Frame, T: Tables + Flows>(
 ) -> Option<FlowLookup> {
     let (client, address) = addresses(frame, deliver.family, deliver.l3)?;
     let key = deliver.key(client, deliver.source_port());
-    let goes_on = !deliver.flags.fin() && !deliver.flags.begins_connection();
+    let goes_on = deliver.flags.goes_on();
     if goes_on
         && let Some(known) = tables.noted_flow(&key)
         && known.is_between(
@@ -116,11 +117,17 @@ pub(crate) fn look_up<F: Frame, T: Tables + Flows>(
             0,
         )
     {
+        note_delivery(tables, deliver, &known);
         return Some(FlowLookup::Established);
     }
     let (lookup, known) = look_up_at(tables, deliver, &key, address, SeenAs::Client);
     if lookup == FlowLookup::Established {
         note(tables, &key, &known);
+        if goes_on && known.state() == 0 {
+            note_delivery(tables, deliver, &known);
+        } else if !goes_on {
+            tables.forget_deliveries(&known.forward_key(&key));
+        }
     }
     Some(lookup)
 }
@@ -281,6 +288,15 @@ pub(crate) fn note<T: Flows>(tables: &T, key: &Tuple, flow: &PodFlow) {
         tables.note_flow(key, flow);
     } else {
         tables.forget_note(key);
+    }
+}
+
+/// Notes a delivery of an answered flow that goes on, whose client has its own port at the pod.
+#[inline(always)]
+fn note_delivery<T: Flows>(tables: &T, deliver: &Deliver<'_>, flow: &PodFlow) {
+    let (service, backend) = (deliver.service, deliver.id);
+    if let Some(note) = DeliveryNote::new(deliver.note, service, backend, flow.seen) {
+        tables.note_delivery(deliver.note, note);
     }
 }
 

@@ -326,6 +326,7 @@ impl Flow<'_> {
         // The table may have evicted a flow whose note is still valid. Replies to the new flow must not find that
         // note.
         tables.forget_note(key);
+        tables.forget_deliveries(&self.forward);
         let mut entry = self.entry(key, tables.now());
         unproved::remember(&mut entry, segment);
         match tables.insert_flow(FlowTable::Embryonic, key, &entry) {

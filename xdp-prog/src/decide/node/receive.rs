@@ -1,7 +1,7 @@
 //! Node role: IP-in-IP from a trusted edge, for the pod that the tag names.
 
 use crate::{
-    abi::{ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, Tag, Tuple},
+    abi::{ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, DeliveryKey, Tag, Tuple},
     decide::owner::{find_with_pods, pod_instead, tagged_pod},
     family::Family,
     flow::FlowKey,
@@ -15,9 +15,10 @@ use crate::{
     world::{Answer, Shortcuts, Tables, World},
 };
 
-/// Decides what is to be done with a frame of this stage.
+/// Decides what is to be done with a frame of this stage; [`noted`](super::noted) has handed over the key of its note.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
+    let note = DeliveryKey::handed_over(tables);
     let decap = match open_frame(frame, tables) {
         Ok(decap) => decap,
         Err(verdict) => return verdict,
@@ -27,7 +28,7 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     }
     // A packet that does not parse is judged again, less strictly, when its outer header is taken off.
     with_packet!(frame, decap.inner, at decap.inner_l3,
-        packet => deliver(frame, tables, &packet, decap),
+        packet => deliver(frame, tables, &packet, decap, note),
         _ => Verdict::Decap(decap))
 }
 
@@ -143,6 +144,7 @@ fn deliver<'t, F: Frame, A: Ip, T: Tables + Shortcuts>(
     tables: &'t T,
     packet: &Packet<A>,
     decap: Decap,
+    note: DeliveryKey,
 ) -> Verdict<'t> {
     if packet.length > decap.inner_room {
         return Verdict::Decap(decap);
@@ -167,22 +169,31 @@ fn deliver<'t, F: Frame, A: Ip, T: Tables + Shortcuts>(
     let epoch = epoch(tables);
     let key = pod_key(&flow, decap.tag);
     let ports = flow.ports();
-    if let Some(owner) = noted(tables, &key, epoch) {
-        return Verdict::Deliver(Deliver::new(packet, ports, flags, &owner, Some(decap)));
-    }
-    let Some(found) = find_with_pods(tables, &flow) else {
-        return Verdict::Decap(decap);
-    };
-    let owner = match tagged_pod(tables, &found, decap.tag) {
-        Some(owner) => {
-            let value = u64::from(owner.service) << 32 | u64::from(owner.id);
-            tables.note_shortcut(&key, epoch, value);
-            Some(owner)
+    let mut note = note;
+    let owner = match noted(tables, &key, epoch) {
+        Some(owner) => Some(owner),
+        None => {
+            let Some(found) = find_with_pods(tables, &flow) else {
+                return Verdict::Decap(decap);
+            };
+            match tagged_pod(tables, &found, decap.tag) {
+                Some(owner) => {
+                    let value = u64::from(owner.service) << 32 | u64::from(owner.id);
+                    tables.note_shortcut(&key, epoch, value);
+                    Some(owner)
+                }
+                None => {
+                    note = DeliveryKey::NONE;
+                    pod_instead(tables, &found, &flow, flags)
+                }
+            }
         }
-        None => pod_instead(tables, &found, &flow, flags),
     };
     match owner {
-        Some(owner) => Verdict::Deliver(Deliver::new(packet, ports, flags, &owner, Some(decap))),
+        Some(owner) => Verdict::Deliver(Deliver {
+            note,
+            ..Deliver::new(packet, ports, flags, &owner, Some(decap))
+        }),
         None if packet.protocol == protocol::TCP && !flags.rst() && !flags.begins_connection() => {
             Verdict::Answer(Answer::refuse_inner(A::FAMILY))
         }

@@ -125,6 +125,11 @@ impl Flows for EgressTables {
     fn forget_note(&self, key: &Tuple) {
         flows::forget_note(key);
     }
+
+    #[inline(always)]
+    fn forget_deliveries(&self, forward: &Tuple) {
+        flows::forget_deliveries(forward);
+    }
 }
 
 impl Relay for EgressTables {

@@ -6,7 +6,10 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use xdp_prog::{
-    abi::{FlowNote, LOCAL_PORT_NS, LocalFlow, PodFlow, Tuple, size},
+    abi::{
+        DeliveryKey, DeliveryNote, DeliveryNotes, FlowNote, LOCAL_PORT_NS, LocalFlow, PodFlow,
+        Tuple, size,
+    },
     wire::protocol,
     world::{FlowTable, Inserted},
 };
@@ -21,6 +24,9 @@ static FLOWS_DATAGRAM: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap:
 /// Mmapable, because the entries of such an array are aligned to cache lines.
 #[btf_map]
 static FLOW_NOTES: Array<FlowNote, { size::FLOW_NOTES }, { super::MMAPABLE }> = Array::new();
+#[btf_map]
+static DELIVERY_NOTES: Array<DeliveryNotes, { size::DELIVERY_NOTES }, { super::MMAPABLE }> =
+    Array::new();
 #[btf_map]
 static FLOWS_EMBRYONIC: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap::new();
 /// Scratch: an entry before its insertion; it does not fit on the stack.
@@ -136,6 +142,50 @@ fn replace_note(place: u32, note: FlowNote, gives_way: impl Fn(&FlowNote) -> boo
         unsafe { *place = note };
     }
     gives_way
+}
+
+#[inline(always)]
+pub(crate) fn noted_delivery(cpu: Cpu, key: DeliveryKey) -> Option<DeliveryNote> {
+    let DeliveryNotes(notes) = DELIVERY_NOTES.get(key.line)?;
+    for note in notes {
+        // Another CPU may write into the note, which its check finds out.
+        let note = read_once(note);
+        if note.is_of(key) {
+            return (!note.is_over(cpu.now())).then_some(note);
+        }
+    }
+    None
+}
+
+#[inline(always)]
+pub(crate) fn note_delivery(cpu: Cpu, key: DeliveryKey, note: DeliveryNote) {
+    let Some(line) = DELIVERY_NOTES.get_ptr_mut(key.line) else {
+        return;
+    };
+    // SAFETY: the element is valid for the run, and any bytes are notes.
+    let DeliveryNotes(notes) = unsafe { &mut *line };
+    let now = cpu.now();
+    for is_for_another in [false, true] {
+        for place in &mut *notes {
+            let known = read_once(place);
+            if known.is_of(key) || is_for_another && known.is_over(now) {
+                write_once(place, note);
+                return;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+pub(crate) fn forget_deliveries(forward: &Tuple) {
+    let Some(config) = super::config() else {
+        return;
+    };
+    let line = config.delivery_keys.flow_of(forward).line();
+    if let Some(line) = DELIVERY_NOTES.get_ptr_mut(line) {
+        // SAFETY: as above.
+        write_once(unsafe { &mut *line }, DeliveryNotes::default());
+    }
 }
 
 #[inline(always)]

@@ -106,7 +106,8 @@ clippy-bpf:
 		--package xdp-prog --lib --bins --features bpf-object -- -D warnings
 
 unit:
-	cargo test --workspace --locked
+	@# All failures in one run, not the first alone.
+	cargo test --workspace --locked --no-fail-fast
 
 # With the examples, dependencies get the features that clippy has checked them
 # with, those of tests: without, cargo would check half of them once more.

@@ -124,7 +124,7 @@ impl Agent {
             reader: reader.map_err(StartError::Tables)?,
             health: self.health(),
             feed: self.feed(),
-            pulse: self.publication.pulse.clone(),
+            heartbeat: self.publication.heartbeat.clone(),
             agent,
             started: self.publication.started,
             started_at: self.publication.started_at,
@@ -179,7 +179,7 @@ impl Agent {
             Command::Reload { cause } => self.reload(cause),
             // Many may change at once. The selection is made once, after all commands have been read.
             Command::Health => self.checks.is_changed = true,
-            Command::Announce(holdings) => self.take_holdings(holdings),
+            Command::Announce(result) => self.take_election_result(result),
             // The newest state is taken once, after all commands have been read.
             Command::State => {}
             // Nobody waits for the answer any more. Only a detach has an effect beside its answer.

@@ -7,11 +7,11 @@
 
 mod edge;
 pub mod election;
+pub mod heartbeat;
 mod mac;
-pub mod pulse;
 pub mod rendezvous;
 
-pub use edge::{Candidates, Edge, Holdings, Home};
+pub use edge::{Candidates, Edge, ElectionResult, LeaseNamespace};
 pub use election::Election;
+pub use heartbeat::LoopHeartbeat;
 pub use mac::Mac;
-pub use pulse::Pulse;

@@ -34,7 +34,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 use self::health::Conditions;
 use crate::agent::{Command, Handle, Question, View};
-use crate::announce::Pulse;
+use crate::announce::LoopHeartbeat;
 use crate::api::server::{error_line, line};
 use crate::api::{Reply, Request, unattached};
 use crate::health::monitor::Monitor;
@@ -59,7 +59,7 @@ pub(crate) struct Sources {
     pub(crate) reader: TableReader,
     pub(crate) health: Arc<Monitor>,
     pub(crate) feed: Option<Feed>,
-    pub(crate) pulse: Pulse,
+    pub(crate) heartbeat: LoopHeartbeat,
     pub(crate) agent: Handle,
     pub(crate) started: Instant,
     /// The start in seconds since 1970.
@@ -123,7 +123,7 @@ impl Observer {
 
     /// Lists the devices that lack their program; `None` if the agent's loop hangs.
     pub async fn unattached(&self) -> Option<Vec<String>> {
-        if self.sources.pulse.age(Instant::now()) > LIFE_TIMEOUT {
+        if self.sources.heartbeat.age(Instant::now()) > LIFE_TIMEOUT {
             return None;
         }
         // Without a permit: a probe must not wait for long answers to others.

@@ -79,7 +79,7 @@ async fn serve(
         if announces {
             let (announced, heard) = agent.elect();
             let told = handle.clone();
-            let tell = move |holdings| told.send(Command::Announce(holdings));
+            let tell = move |result| told.send(Command::Announce(result));
             leases::start(&watchers, announced, heard, tell, ended.clone())?;
         }
         let (told, reports) = (handle.clone(), watchers.feed().reports().clone());

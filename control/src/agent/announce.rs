@@ -23,7 +23,7 @@ use super::Agent;
 use super::announcing::{Announcers, ElectionEnds, LOOK_PAUSE};
 use super::apply::in_words;
 use super::problems::Item;
-use crate::announce::{Candidates, Holdings, Mac};
+use crate::announce::{Candidates, ElectionResult, Mac};
 use crate::chain::chain;
 use crate::healthz::AnnouncedServices;
 use crate::kubernetes::leases::{AgentSignals, Announceable, Claims};
@@ -113,7 +113,7 @@ impl Agent {
 
     /// Gives a sign of life of the loop. While neighbours can be answered, the datapath answers on.
     pub(super) fn show_life(&mut self) {
-        self.publication.pulse.beat(Instant::now());
+        self.publication.heartbeat.beat(Instant::now());
         if !self.announcing.is_able {
             return;
         }
@@ -179,7 +179,7 @@ impl Agent {
         let heard = AgentSignals {
             shown: to_show,
             claims: to_claim,
-            pulse: self.publication.pulse.clone(),
+            heartbeat: self.publication.heartbeat.clone(),
         };
         (share, heard)
     }
@@ -215,16 +215,16 @@ impl Agent {
     }
 
     /// Announces what the election says.
-    pub(super) fn take_holdings(&mut self, holdings: Holdings) {
+    pub(super) fn take_election_result(&mut self, result: ElectionResult) {
         let Some(election) = &mut self.announcing.election else {
             return;
         };
-        election.share = holdings.addresses;
+        election.share = result.addresses;
         let now = Instant::now();
         for (item, outcome) in self.announce() {
             self.problems.note(now, item, outcome);
         }
-        self.announcing.plan(&holdings.again, now);
+        self.announcing.plan(&result.again, now);
         self.announcing.send(now);
     }
 

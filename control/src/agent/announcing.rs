@@ -18,7 +18,7 @@ use crate::desired::ServiceKey;
 use crate::kubernetes::leases::{Announceable, Claims, warn_of_strangers};
 
 /// When an address is announced, after it is taken over. A neighbour may miss a frame. And an edge that has
-/// lost the API may know this one only by its insistence ([`crate::announce::election::INSISTENCE`]).
+/// lost the API may know this one only because it keeps announcing ([`crate::announce::election::UNKNOWN_EDGE_DELAY`]).
 const REPEATS: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_millis(200),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use fastpath::nexthop::Waker;
 use tokio::sync::oneshot;
 
-use crate::announce::Holdings;
+use crate::announce::ElectionResult;
 use crate::api::server::error_line;
 use crate::api::{TraceRequest, WhichRequest};
 
@@ -24,7 +24,7 @@ pub enum Command {
     /// Take the newest state of the cluster.
     State,
     /// Announce what the election says.
-    Announce(Holdings),
+    Announce(ElectionResult),
     /// Look again at which backends should serve.
     Health,
     /// Answer a question with a line of JSON.

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use super::Agent;
 use super::problems::Problems;
-use crate::announce::Pulse;
+use crate::announce::LoopHeartbeat;
 use crate::api::{ConfigStatus, Egress, Interface};
 use crate::clock::unix_time;
 use crate::desired::{BackendSpec, Services};
@@ -84,7 +84,7 @@ pub(super) struct Publication {
     /// The latest view.
     pub(super) views: watch::Sender<Arc<View>>,
     /// The signs of life of the agent's loop.
-    pub(super) pulse: Pulse,
+    pub(super) heartbeat: LoopHeartbeat,
     pub(super) started: Instant,
     /// The start in seconds since 1970.
     pub(super) started_at: u64,
@@ -94,7 +94,7 @@ impl Publication {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             views: watch::Sender::default(),
-            pulse: Pulse::new(now),
+            heartbeat: LoopHeartbeat::new(now),
             started: now,
             started_at: unix_time(),
         }

@@ -7,7 +7,7 @@ use super::Mac;
 
 /// The namespace of an edge's Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Home {
+pub enum LeaseNamespace {
     /// The namespace that has only edges' Leases.
     Own,
     /// The controller's namespace. Edges of the previous version have their Leases there, and look nowhere else.
@@ -20,7 +20,7 @@ pub struct Edge {
     /// Its name.
     pub name: String,
     /// Namespace of its Lease.
-    pub home: Home,
+    pub namespace: LeaseNamespace,
     /// MACs by which it announces addresses; empty if the Lease does not list any.
     pub macs: BTreeSet<Mac>,
     /// Addresses by which endpoints name its Node; empty for an edge that is no Node.
@@ -51,7 +51,7 @@ impl Candidates {
 
 /// What an edge should announce.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Holdings {
+pub struct ElectionResult {
     /// The addresses to announce.
     pub addresses: BTreeSet<IpAddr>,
     /// Addresses to announce once more, because another machine has announced them.

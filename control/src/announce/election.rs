@@ -7,39 +7,40 @@
 //!
 //! | state | takes addresses | gives up those of another edge | yields to an announcement |
 //! |---|---|---|---|
-//! | settled: the API has spoken for [`RECOVERY`] | yes | after [`LINGER`], or when heard | of another edge's address |
+//! | settled: the API has spoken for [`API_RECOVERY`] | yes | after [`HANDOVER_TIMEOUT`], or when heard | of another edge's address |
 //! | the API speaks again, or for the first time | no | no | of an edge |
 //! | the API is silent | no | no | of an edge |
 //!
 //! Any machine on the segment can send an announcement. It counts as an edge's if its MAC is in a Lease, or if
-//! it is repeated for [`INSISTENCE`], as an edge unknown to this one would do. This edge answers any other
+//! it is repeated for [`UNKNOWN_EDGE_DELAY`], as an edge unknown to this one would do. This edge answers any other
 //! announcement by one of its own. Two edges may announce the same address for a moment: both forward its
 //! packets.
 //!
-//! Edges of the previous version have their Leases in another namespace ([`Home::Shared`]) and see no others.
+//! Edges of the previous version have their Leases in another namespace ([`LeaseNamespace::Shared`]) and see no
+//! others.
 //! While such an edge is alive, it keeps what would be its share among edges of its version.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use super::edge::{Candidates, Edge, Holdings, Home};
+use super::edge::{Candidates, Edge, ElectionResult, LeaseNamespace};
 use super::{Mac, rendezvous};
 
 /// How long an edge with an unchanged Lease counts as alive.
-pub const DURATION: Duration = Duration::from_secs(2);
+pub const LEASE_DURATION: Duration = Duration::from_secs(2);
 /// Time between two renewals of an edge's Lease.
-pub const RENEWAL: Duration = Duration::from_millis(700);
+pub const RENEWAL_PERIOD: Duration = Duration::from_millis(700);
 /// How long the API must have spoken before another edge's silence counts. By then all live edges have renewed
 /// their Leases, even if they retry slowly.
-pub const RECOVERY: Duration = Duration::from_secs(3);
+pub const API_RECOVERY: Duration = Duration::from_secs(3);
 /// How long this edge keeps an address that belongs to another edge, unless it hears that edge announce it. The
 /// other edge may not have settled yet.
-pub const LINGER: Duration = RECOVERY.saturating_add(Duration::from_secs(1));
+pub const HANDOVER_TIMEOUT: Duration = API_RECOVERY.saturating_add(Duration::from_secs(1));
 /// How long an unknown machine must keep announcing an address before it counts as an edge.
-pub const INSISTENCE: Duration = Duration::from_secs(3);
+pub const UNKNOWN_EDGE_DELAY: Duration = Duration::from_secs(3);
 /// Delay before answering an announcement of an address that belongs here. The sender may be about to give it up.
-pub const DEFENCE: Duration = Duration::from_millis(500);
+pub const DEFENCE_DELAY: Duration = Duration::from_millis(500);
 
 /// The election as one edge sees it.
 #[derive(Debug)]
@@ -48,7 +49,7 @@ pub struct Election {
     eligible: Option<bool>,
     wanted: Option<BTreeMap<IpAddr, Candidates>>,
     /// All edges that have a Lease, including this one.
-    edges: BTreeMap<(Home, String), ListedEdge>,
+    edges: BTreeMap<(LeaseNamespace, String), ListedEdge>,
     /// Whether the list of Leases has been complete.
     is_listed: bool,
     contact: Option<ApiContact>,
@@ -63,7 +64,7 @@ pub struct Election {
 }
 
 /// The live edges, each with the addresses by which endpoints name it.
-type Live = BTreeMap<(Home, String), BTreeSet<IpAddr>>;
+type Live = BTreeMap<(LeaseNamespace, String), BTreeSet<IpAddr>>;
 
 /// An announcement by another machine.
 #[derive(Clone, Copy, Debug)]
@@ -95,11 +96,11 @@ impl ApiContact {
     /// Returns when the API counts as silent. This must come before the others' last renewals, up to one period
     /// older, are too old.
     fn ends(&self) -> Instant {
-        self.last + (DURATION - RENEWAL)
+        self.last + (LEASE_DURATION - RENEWAL_PERIOD)
     }
 
     fn settles(&self) -> Instant {
-        self.since + RECOVERY
+        self.since + API_RECOVERY
     }
 }
 
@@ -144,27 +145,31 @@ impl Election {
 
     /// Records the current state of a Lease.
     pub fn see(&mut self, edge: Edge, now: Instant) {
-        let key = (edge.home, edge.name.clone());
+        let key = (edge.namespace, edge.name.clone());
         let known = self.edges.get(&key);
         let unchanged = known.filter(|seen| seen.edge.renewal == edge.renewal);
         let changed = unchanged.map_or(now, |seen| seen.changed);
         // In the first list, this edge's own Lease may be left over from an earlier process.
-        if key.0 == Home::Own && self.is_own(&key) && known.is_some() && unchanged.is_none() {
+        if key.0 == LeaseNamespace::Own
+            && self.is_own(&key)
+            && known.is_some()
+            && unchanged.is_none()
+        {
             self.hear(now);
         }
         self.edges.insert(key, ListedEdge { edge, changed });
     }
 
     /// Records that a Lease is gone.
-    pub fn forget(&mut self, home: Home, edge: &str) {
-        self.edges.remove(&(home, edge.to_owned()));
+    pub fn forget(&mut self, namespace: LeaseNamespace, edge: &str) {
+        self.edges.remove(&(namespace, edge.to_owned()));
     }
 
     /// Forgets the Leases of a namespace that a complete list does not have.
-    pub fn retain(&mut self, home: Home, edges: &BTreeSet<String>) {
-        self.is_listed |= home == Home::Own;
+    pub fn retain(&mut self, namespace: LeaseNamespace, edges: &BTreeSet<String>) {
+        self.is_listed |= namespace == LeaseNamespace::Own;
         self.edges
-            .retain(|(place, name), _| *place != home || edges.contains(name));
+            .retain(|(of, name), _| *of != namespace || edges.contains(name));
     }
 
     /// Returns the number of edges that have a Lease, including this one.
@@ -175,7 +180,8 @@ impl Election {
     /// Records that another machine has announced an address.
     pub fn claim(&mut self, address: IpAddr, mac: Mac, now: Instant) {
         let before = self.claims.get(&address);
-        let goes_on = before.filter(|claim| claim.mac == mac && now < claim.last + INSISTENCE);
+        let goes_on =
+            before.filter(|claim| claim.mac == mac && now < claim.last + UNKNOWN_EDGE_DELAY);
         let since = goes_on.map_or(now, |claim| claim.since);
         let claim = ForeignAnnouncement {
             mac,
@@ -206,12 +212,12 @@ impl Election {
     }
 
     /// Advances the election to `now`. Returns what this edge should announce.
-    pub fn step(&mut self, now: Instant) -> Holdings {
+    pub fn step(&mut self, now: Instant) -> ElectionResult {
         if let Some(wanted) = &self.wanted {
             self.held.retain(|address, _| wanted.contains_key(address));
         }
-        let mut holdings = Holdings::default();
-        let (claimed, disputed) = self.judge_claims(&mut holdings.strangers, now);
+        let mut result = ElectionResult::default();
+        let (claimed, disputed) = self.judge_claims(&mut result.strangers, now);
         let is_judged = match (self.eligible, &self.wanted) {
             (Some(true), Some(_)) => self.is_settled(now),
             (Some(false), _) => true,
@@ -230,20 +236,23 @@ impl Election {
         self.held
             .retain(|_, held| held.release.is_none_or(|release| now < release));
         for (address, held) in &mut self.held {
-            holdings.addresses.insert(*address);
+            result.addresses.insert(*address);
             if held.defend.is_some_and(|defend| now >= defend) {
                 held.defend = None;
-                holdings.again.insert(*address);
+                result.again.insert(*address);
             }
         }
-        holdings
+        result
     }
 
     /// Returns when [`Election::step`] must run although nothing happens.
     pub fn deadline(&self, now: Instant) -> Option<Instant> {
         let contact = self.contact.iter();
         let contact = contact.flat_map(|contact| [contact.ends(), contact.settles()]);
-        let others = self.edges.values().map(|seen| seen.changed + DURATION);
+        let others = self
+            .edges
+            .values()
+            .map(|seen| seen.changed + LEASE_DURATION);
         let held = self.held.values();
         let held = held.flat_map(|held| held.release.into_iter().chain(held.defend));
         contact
@@ -266,7 +275,7 @@ impl Election {
             if !self.held.contains_key(address) {
                 return false;
             }
-            let insists = claim.last >= claim.since + INSISTENCE;
+            let insists = claim.last >= claim.since + UNKNOWN_EDGE_DELAY;
             let is_edge = self.is_edge(claim.mac, now);
             if is_edge || insists {
                 claimed.insert(*address);
@@ -279,7 +288,7 @@ impl Election {
                 strangers.push((*address, claim.mac));
             }
             // Undecided claims are kept: a Lease with the MAC may still appear, or the machine may insist.
-            !claimed.contains(address) && now < claim.last + INSISTENCE
+            !claimed.contains(address) && now < claim.last + UNKNOWN_EDGE_DELAY
         });
         self.claims = pending;
         let held = &self.held;
@@ -296,7 +305,7 @@ impl Election {
         others.any(|(_, seen)| seen.edge.macs.contains(&mac) || may_have(seen))
     }
 
-    fn is_own(&self, (_, name): &(Home, String)) -> bool {
+    fn is_own(&self, (_, name): &(LeaseNamespace, String)) -> bool {
         // A Lease with this edge's name in the other namespace is left over from this edge's earlier version.
         *name == self.name
     }
@@ -305,7 +314,7 @@ impl Election {
     fn defend(&mut self, addresses: &BTreeSet<IpAddr>, now: Instant) {
         for (address, held) in &mut self.held {
             if held.release.is_none() && addresses.contains(address) {
-                held.defend.get_or_insert(now + DEFENCE);
+                held.defend.get_or_insert(now + DEFENCE_DELAY);
             }
         }
     }
@@ -317,7 +326,7 @@ impl Election {
             .filter(|(_, seen)| self.is_alive(seen, now))
             .map(|(key, seen)| (key.clone(), seen.edge.addresses.clone()))
             .collect();
-        let own = (Home::Own, self.name.clone());
+        let own = (LeaseNamespace::Own, self.name.clone());
         if self.eligible == Some(true)
             && let Some(seen) = self.edges.get(&own)
         {
@@ -327,12 +336,13 @@ impl Election {
             return;
         }
         let belongs_here = |(address, candidates): &(&IpAddr, &Candidates)| {
-            let holder = |home: Home| {
-                let edges = live.iter().filter(|((place, _), _)| *place == home);
+            let holder = |namespace: LeaseNamespace| {
+                let edges = live.iter().filter(|((of, _), _)| *of == namespace);
                 let edges = edges.filter(|(_, addresses)| candidates.include(addresses));
                 rendezvous::holder(**address, edges.map(|((_, name), _)| name.as_str()))
             };
-            holder(Home::Shared).is_none() && holder(Home::Own) == Some(self.name.as_str())
+            holder(LeaseNamespace::Shared).is_none()
+                && holder(LeaseNamespace::Own) == Some(self.name.as_str())
         };
         let wanted = self.wanted.iter().flatten();
         self.share = wanted
@@ -345,11 +355,11 @@ impl Election {
     /// Returns whether an edge has renewed its Lease in time, or the API was too silent to show it.
     fn is_alive(&self, seen: &ListedEdge, now: Instant) -> bool {
         // Before the API falls silent, the last renewals of different edges may be one period apart.
-        let heard_after = seen.changed + (DURATION - RENEWAL);
+        let heard_after = seen.changed + (LEASE_DURATION - RENEWAL_PERIOD);
         let has_been_heard = self
             .contact
             .is_some_and(|contact| contact.last >= heard_after);
-        now < seen.changed + DURATION || !has_been_heard
+        now < seen.changed + LEASE_DURATION || !has_been_heard
     }
 
     fn take_and_let_go(&mut self, claimed: &BTreeSet<IpAddr>, now: Instant) {
@@ -360,12 +370,12 @@ impl Election {
         for (address, held) in &mut self.held {
             if !self.share.contains(address) {
                 held.defend = None;
-                let linger = if claimed.contains(address) {
+                let delay = if claimed.contains(address) {
                     Duration::ZERO
                 } else {
-                    LINGER
+                    HANDOVER_TIMEOUT
                 };
-                let release = now + linger;
+                let release = now + delay;
                 held.release = Some(held.release.map_or(release, |at| at.min(release)));
             }
         }

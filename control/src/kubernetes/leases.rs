@@ -31,7 +31,7 @@ use super::request_errors::{Purpose, RequestErrors};
 use super::schema::{Lease, NodeMetadata};
 use super::worker::Worker;
 use super::{FollowError, Watchers};
-use crate::announce::{Candidates, Election, Holdings, Home, Mac, Pulse};
+use crate::announce::{Candidates, Election, ElectionResult, LeaseNamespace, LoopHeartbeat, Mac};
 use crate::chain::chain;
 use crate::first_few::first_few;
 use crate::healthz::tell_if_new;
@@ -98,7 +98,7 @@ pub struct AgentSignals {
     /// Announcements heard from other machines.
     pub claims: mpsc::UnboundedReceiver<Claims>,
     /// Shows whether the agent's loop runs.
-    pub pulse: Pulse,
+    pub heartbeat: LoopHeartbeat,
 }
 
 /// Announcements by other machines of addresses that this machine announces too.
@@ -120,7 +120,7 @@ pub fn start(
     watchers: &Watchers,
     announced: BTreeSet<IpAddr>,
     signals: AgentSignals,
-    tell: impl Fn(Holdings) + Send + 'static,
+    tell: impl Fn(ElectionResult) + Send + 'static,
     ended: impl FnMut(&'static str) + Send + 'static,
 ) -> Result<(), FollowError> {
     let candidate = Candidate {
@@ -147,7 +147,7 @@ pub async fn follow(
     announced: BTreeSet<IpAddr>,
     mut signals: AgentSignals,
     request_errors: RequestErrors,
-    tell: impl Fn(Holdings),
+    tell: impl Fn(ElectionResult),
 ) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &candidate.namespace);
     let shared: Api<Lease> = Api::namespaced(client.clone(), &candidate.shared_namespace);
@@ -156,17 +156,20 @@ pub async fn follow(
         request_errors.take(purpose, outcome);
     };
     let edges = ListParams::default().labels(&format!("{LABEL}={LABEL_VALUE}"));
-    let places = [(Home::Own, leases.clone()), (Home::Shared, shared)];
-    let events = places.map(|(home, leases)| {
+    let namespaces = [
+        (LeaseNamespace::Own, leases.clone()),
+        (LeaseNamespace::Shared, shared),
+    ];
+    let events = namespaces.map(|(namespace, leases)| {
         let events = list_watch_with(leases, edges.clone(), || iter::repeat(WATCH_PAUSE));
-        events.map(move |event| (home, event))
+        events.map(move |event| (namespace, event))
     });
     // Both namespaces count as one request, which works again once both do.
     let mut failing = BTreeSet::new();
-    let mut events = select_all(events).inspect(|(home, outcome)| {
+    let mut events = select_all(events).inspect(|(namespace, outcome)| {
         match outcome {
-            Ok(_) => failing.remove(home),
-            Err(_) => failing.insert(*home),
+            Ok(_) => failing.remove(namespace),
+            Err(_) => failing.insert(*namespace),
         };
         if outcome.is_err() || failing.is_empty() {
             noted(Purpose::LeaseWatch, outcome.as_ref().err());
@@ -181,7 +184,7 @@ pub async fn follow(
         leases,
         candidate.name.clone(),
         to_renew,
-        signals.pulse,
+        signals.heartbeat,
         request_errors.clone()
     ));
     let mut election = Election::new(candidate.name.clone(), announced.clone());
@@ -210,8 +213,8 @@ pub async fn follow(
                 }
             }
             // A watch that failed restarts by itself.
-            Some((home, event)) = events.next() => if let Ok(event) = event {
-                take(&mut election, home, event);
+            Some((namespace, event)) = events.next() => if let Ok(event) = event {
+                take(&mut election, namespace, event);
             },
             Some(event) = nodes.next() => if let Ok(event) = event {
                 node.take(event);
@@ -232,11 +235,11 @@ pub async fn follow(
             });
             tell_if_new(&renewals, renewal);
         }
-        let holdings = election.step(Instant::now());
-        warn_of_strangers(&holdings.strangers);
-        if holdings.addresses != told || !holdings.again.is_empty() {
-            told.clone_from(&holdings.addresses);
-            tell(holdings);
+        let result = election.step(Instant::now());
+        warn_of_strangers(&result.strangers);
+        if result.addresses != told || !result.again.is_empty() {
+            told.clone_from(&result.addresses);
+            tell(result);
         }
     }
 }
@@ -275,24 +278,24 @@ impl Crowd {
 }
 
 /// Passes an event about the Leases of edges on to the election.
-fn take(election: &mut Election, home: Home, event: Event<Lease>) {
+fn take(election: &mut Election, namespace: LeaseNamespace, event: Event<Lease>) {
     let edge_of_name =
         |lease: &ObjectName| lease.name.strip_prefix(LEASE_PREFIX).map(str::to_owned);
     match event {
         Event::Init | Event::Watching => {}
         // An unreadable Lease renews nothing. The edge stays until its last renewal expires.
         Event::InitApply(lease) | Event::Apply(lease) => {
-            let edge = lease.ok().and_then(|lease| edge_of(home, &lease));
+            let edge = lease.ok().and_then(|lease| edge_of(namespace, &lease));
             if let Some(edge) = edge {
                 election.see(edge, Instant::now());
             }
         }
         Event::InitDone(leases) => {
-            election.retain(home, &leases.iter().filter_map(edge_of_name).collect());
+            election.retain(namespace, &leases.iter().filter_map(edge_of_name).collect());
         }
         Event::Delete(lease) => {
             if let Some(edge) = edge_of_name(&lease) {
-                election.forget(home, &edge);
+                election.forget(namespace, &edge);
             }
         }
     }

@@ -51,7 +51,7 @@ impl World {
             reader: tables.reader(&loaded).unwrap(),
             health: Arc::new(Monitor::new(random())),
             feed: None,
-            pulse: Pulse::new(Instant::now()),
+            heartbeat: LoopHeartbeat::new(Instant::now()),
             agent: Handle::new(commands, waker),
             started: Instant::now(),
             started_at: 0,
@@ -162,7 +162,7 @@ async fn asker_that_goes_ends_the_work_and_one_that_waits_begins_none() {
 async fn agent_whose_loop_gives_no_sign_of_life_is_not_healthy() {
     let world = World::new();
     let mut sources = Arc::into_inner(world.observer.sources).unwrap();
-    sources.pulse = Pulse::new(Instant::now() - 2 * LIFE_TIMEOUT);
+    sources.heartbeat = LoopHeartbeat::new(Instant::now() - 2 * LIFE_TIMEOUT);
     let observer = Observer::new(sources);
     assert_eq!(observer.unattached().await, None);
 }

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use control::announce::{Candidates, Mac, Pulse};
+use control::announce::{Candidates, LoopHeartbeat, Mac};
 use control::kubernetes::RequestErrors;
 use control::kubernetes::leases::{AgentSignals, Announceable, Candidate, Claims, follow};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -63,15 +63,15 @@ impl Member {
             namespace: "default".to_owned(),
             shared_namespace: "kube-system".to_owned(),
         };
-        let pulse = Pulse::new(Instant::now());
+        let heartbeat = LoopHeartbeat::new(Instant::now());
         let heard = AgentSignals {
             shown: to_show,
             claims: to_claim,
-            pulse: pulse.clone(),
+            heartbeat: heartbeat.clone(),
         };
         let beating = tokio::spawn(async move {
             loop {
-                pulse.beat(Instant::now());
+                heartbeat.beat(Instant::now());
                 tokio::time::sleep(BEAT).await;
             }
         });
@@ -84,7 +84,7 @@ impl Member {
             announced,
             heard,
             request_errors,
-            move |holdings| *told.lock().unwrap() = holdings.addresses,
+            move |result| *told.lock().unwrap() = result.addresses,
         ));
         Self {
             holds,

@@ -14,7 +14,7 @@ struct World {
 
 struct Member {
     election: Election,
-    home: Home,
+    namespace: LeaseNamespace,
     macs: BTreeSet<Mac>,
     holds: BTreeSet<IpAddr>,
     again: usize,
@@ -49,7 +49,7 @@ impl World {
     fn add_older(&mut self, name: &str) {
         self.add(name, BTreeSet::new());
         let member = self.edge(name);
-        member.home = Home::Shared;
+        member.namespace = LeaseNamespace::Shared;
         member.macs.clear();
     }
 
@@ -59,7 +59,7 @@ impl World {
         election.set_eligible(true);
         let member = Member {
             election,
-            home: Home::Own,
+            namespace: LeaseNamespace::Own,
             macs: [mac_of(name)].into(),
             holds: announced,
             again: 0,
@@ -92,7 +92,7 @@ impl World {
                 member.renewals += 1;
                 leases.push(Edge {
                     name: name.clone(),
-                    home: member.home,
+                    namespace: member.namespace,
                     macs: member.macs.clone(),
                     addresses: member.addresses.clone(),
                     renewal: member.renewals.to_string(),
@@ -107,27 +107,22 @@ impl World {
             if member.reaches_api {
                 for lease in &leases {
                     let mut lease = lease.clone();
-                    if member.home == Home::Shared {
+                    if member.namespace == LeaseNamespace::Shared {
                         // It looks at one place alone, which is its own.
-                        if lease.home == Home::Own {
+                        if lease.namespace == LeaseNamespace::Own {
                             continue;
                         }
-                        lease.home = Home::Own;
+                        lease.namespace = LeaseNamespace::Own;
                     }
                     member.election.see(lease, self.now);
                 }
             }
-            let holdings = member.election.step(self.now);
-            let new = holdings.addresses.difference(&member.holds);
+            let result = member.election.step(self.now);
+            let new = result.addresses.difference(&member.holds);
             announced.extend(new.map(|address| (name.clone(), *address)));
-            member.again += holdings.again.len();
-            announced.extend(
-                holdings
-                    .again
-                    .iter()
-                    .map(|address| (name.clone(), *address)),
-            );
-            member.holds = holdings.addresses;
+            member.again += result.again.len();
+            announced.extend(result.again.iter().map(|address| (name.clone(), *address)));
+            member.holds = result.addresses;
         }
         for (by, address) in announced {
             for (name, member) in &mut self.edges {
@@ -308,19 +303,22 @@ fn stale_lease_of_an_earlier_life_proves_nothing() {
     let now = Instant::now();
     let lease = |renewal: &str| Edge {
         name: "a".to_owned(),
-        home: Home::Own,
+        namespace: LeaseNamespace::Own,
         macs: BTreeSet::new(),
         addresses: BTreeSet::new(),
         renewal: renewal.to_owned(),
     };
     election.see(lease("old"), now);
-    assert!(!election.is_settled(now + RECOVERY));
-    election.see(lease("new"), now + RENEWAL);
+    assert!(!election.is_settled(now + API_RECOVERY));
+    election.see(lease("new"), now + RENEWAL_PERIOD);
     for renewal in 2..=4 {
-        election.see(lease(&format!("new {renewal}")), now + renewal * RENEWAL);
+        election.see(
+            lease(&format!("new {renewal}")),
+            now + renewal * RENEWAL_PERIOD,
+        );
     }
-    assert!(!election.is_settled(now + RECOVERY));
-    assert!(election.is_settled(now + RENEWAL + RECOVERY));
+    assert!(!election.is_settled(now + API_RECOVERY));
+    assert!(election.is_settled(now + RENEWAL_PERIOD + API_RECOVERY));
 }
 
 #[test]
@@ -337,11 +335,11 @@ fn clocks_in_leases_do_not_matter() {
     election.set_eligible(true);
     let mut now = Instant::now();
     for year in (1970..2030).rev() {
-        now += RENEWAL;
+        now += RENEWAL_PERIOD;
         for name in ["a", "b"] {
             let edge = Edge {
                 name: name.to_owned(),
-                home: Home::Own,
+                namespace: LeaseNamespace::Own,
                 macs: BTreeSet::new(),
                 addresses: BTreeSet::new(),
                 renewal: format!("{year}-01-01T00:00:00.000000Z"),
@@ -390,7 +388,7 @@ fn excluded_edge_lets_go_when_others_have_had_time() {
     excluded.election.set_eligible(false);
     // It withdraws its Lease.
     excluded.reaches_api = false;
-    world.edge("b").election.forget(Home::Own, "a");
+    world.edge("b").election.forget(LeaseNamespace::Own, "a");
     for _ in 0..30 {
         world.tick();
         for address in world.wanted.keys() {
@@ -471,7 +469,7 @@ fn edge_without_the_api(of: &[&str]) -> (World, IpAddr) {
     world.pass(SETTLED);
     let names: BTreeSet<String> = world.edges.keys().cloned().collect();
     for member in world.edges.values_mut() {
-        member.election.retain(Home::Own, &names);
+        member.election.retain(LeaseNamespace::Own, &names);
         member.reaches_api = false;
     }
     world.pass(SETTLED);
@@ -484,15 +482,15 @@ fn one_announcement_of_a_stranger_takes_nothing_from_an_edge_without_the_api() {
     let (mut world, address) = edge_without_the_api(&["a", "b"]);
     let now = world.now;
     world.edge("a").election.claim(address, STRANGER, now);
-    let holdings = world.edge("a").election.step(now);
-    assert_eq!(holdings.strangers, [(address, STRANGER)], "it is named");
+    let result = world.edge("a").election.step(now);
+    assert_eq!(result.strangers, [(address, STRANGER)], "it is named");
     world.pass(2 * SETTLED);
     assert_eq!(world.holders(address), ["a"]);
     assert_eq!(world.edge("a").again, 1, "neighbours hear who has it");
     let now = world.now;
     world.edge("a").election.claim(address, STRANGER, now);
-    let holdings = world.edge("a").election.step(now);
-    assert_eq!(holdings.strangers, [], "it was named before");
+    let result = world.edge("a").election.step(now);
+    assert_eq!(result.strangers, [], "it was named before");
     world.pass(SETTLED);
     assert_eq!(
         world.holders(address),
@@ -506,9 +504,9 @@ fn one_announcement_of_a_known_edge_is_enough_without_the_api() {
     let (mut world, address) = edge_without_the_api(&["a", "b"]);
     let now = world.now;
     world.edge("a").election.claim(address, mac_of("b"), now);
-    let holdings = world.edge("a").election.step(now);
-    assert_eq!(holdings.strangers, []);
-    assert!(!holdings.addresses.contains(&address));
+    let result = world.edge("a").election.step(now);
+    assert_eq!(result.strangers, []);
+    assert!(!result.addresses.contains(&address));
 }
 
 #[test]
@@ -517,11 +515,11 @@ fn machine_that_goes_on_announcing_is_taken_for_an_edge() {
     let begin = world.now;
     while world.holders(address) == ["a"] {
         let now = world.now;
-        assert!(now <= begin + INSISTENCE + RENEWAL);
+        assert!(now <= begin + UNKNOWN_EDGE_DELAY + RENEWAL_PERIOD);
         world.edge("a").election.claim(address, STRANGER, now);
-        world.pass(RENEWAL);
+        world.pass(RENEWAL_PERIOD);
     }
-    assert!(world.now > begin + INSISTENCE);
+    assert!(world.now > begin + UNKNOWN_EDGE_DELAY);
 }
 
 #[test]
@@ -573,15 +571,15 @@ fn what_an_older_version_leaves_behind_makes_no_stranger_an_edge() {
         let announced = world.edge(name).holds.clone();
         world.add(name, announced);
         // A list has the Leases of both.
-        for (home, macs) in [
-            (Home::Own, [mac_of(name)].into()),
-            (Home::Shared, BTreeSet::new()),
+        for (namespace, macs) in [
+            (LeaseNamespace::Own, [mac_of(name)].into()),
+            (LeaseNamespace::Shared, BTreeSet::new()),
         ] {
             let now = world.now;
             for member in world.edges.values_mut() {
                 let edge = Edge {
                     name: name.to_owned(),
-                    home,
+                    namespace,
                     macs: BTreeSet::clone(&macs),
                     addresses: BTreeSet::new(),
                     renewal: "left".to_owned(),

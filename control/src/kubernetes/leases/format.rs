@@ -8,8 +8,8 @@ use kube::ResourceExt;
 use kube::api::ObjectMeta;
 
 use super::renewal::Renewal;
-use crate::announce::election::DURATION;
-use crate::announce::{Edge, Home};
+use crate::announce::election::LEASE_DURATION;
+use crate::announce::{Edge, LeaseNamespace};
 use crate::kubernetes::schema::{Lease, LeaseSpec, micro_time};
 
 /// Prefix of a Lease's name, before the edge's name. The chart's admission policy uses it too.
@@ -24,7 +24,7 @@ const MACS: &str = "guideway.dev/macs";
 
 /// Reads the edge that a Lease stands for. Returns `None` if the Lease's name does not match its holder:
 /// otherwise a writer of one Lease could speak for every edge.
-pub(super) fn edge_of(home: Home, lease: &Lease) -> Option<Edge> {
+pub(super) fn edge_of(namespace: LeaseNamespace, lease: &Lease) -> Option<Edge> {
     let spec = lease.spec.as_ref()?;
     let name = spec.holder_identity.clone()?;
     if lease.metadata.name.as_deref() != Some(&*lease_name(&name)) {
@@ -32,7 +32,7 @@ pub(super) fn edge_of(home: Home, lease: &Lease) -> Option<Edge> {
     }
     Some(Edge {
         name,
-        home,
+        namespace,
         macs: listed_in(lease, MACS),
         addresses: listed_in(lease, ADDRESSES),
         // Every write changes the resource version, whatever the writer's clock says.
@@ -65,7 +65,7 @@ pub(super) fn lease(edge: &str, said: &Renewal, now: Timestamp) -> Lease {
         },
         spec: Some(LeaseSpec {
             holder_identity: Some(edge.to_owned()),
-            lease_duration_seconds: i32::try_from(DURATION.as_secs()).ok(),
+            lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
             renew_time: Some(micro_time(now)),
             ..LeaseSpec::default()
         }),

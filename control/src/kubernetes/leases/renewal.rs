@@ -11,8 +11,8 @@ use kube::{Api, ResourceExt};
 use tokio::sync::watch;
 
 use super::format::lease;
-use crate::announce::election::RENEWAL;
-use crate::announce::{Mac, Pulse};
+use crate::announce::election::RENEWAL_PERIOD;
+use crate::announce::{LoopHeartbeat, Mac};
 use crate::chain::chain;
 use crate::kubernetes::request_errors::{Purpose, RequestErrors};
 use crate::kubernetes::schema::Lease;
@@ -42,10 +42,10 @@ pub(super) async fn renew(
     leases: Api<Lease>,
     edge: String,
     mut to_renew: watch::Receiver<Option<Renewal>>,
-    pulse: Pulse,
+    heartbeat: LoopHeartbeat,
     request_errors: RequestErrors,
 ) {
-    let mut ticks = tokio::time::interval(RENEWAL);
+    let mut ticks = tokio::time::interval(RENEWAL_PERIOD);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut last = Timestamp::UNIX_EPOCH;
     loop {
@@ -54,7 +54,7 @@ pub(super) async fn renew(
         }
         ticks.tick().await;
         // If the loop hangs, a valid Lease would keep the addresses from the other edges.
-        while pulse.age(Instant::now()) >= FRESH {
+        while heartbeat.age(Instant::now()) >= FRESH {
             tokio::time::sleep(FRESH_PAUSE).await;
         }
         let Some(said) = to_renew.borrow().clone() else {

@@ -63,14 +63,14 @@ fn every_renewal_changes_the_lease_whatever_the_clock_does() {
 fn lease_that_speaks_for_another_edge_than_its_own_is_ignored() {
     let mut own = lease("node1", &renewal(BTreeSet::new()), Timestamp::UNIX_EPOCH);
     own.metadata.resource_version = Some("7".to_owned());
-    assert!(edge_of(Home::Own, &own).is_some());
+    assert!(edge_of(LeaseNamespace::Own, &own).is_some());
     let mut forged = own.clone();
     forged.metadata.name = Some(lease_name("node2"));
-    assert_eq!(edge_of(Home::Own, &forged), None);
+    assert_eq!(edge_of(LeaseNamespace::Own, &forged), None);
     let mut election = Election::new("node3", BTreeSet::new());
     let end = Event::Delete(ObjectName::new("", lease_name("node2")));
     for event in [Event::Apply(Ok(own)), Event::Apply(Ok(forged)), end] {
-        take(&mut election, Home::Own, event);
+        take(&mut election, LeaseNamespace::Own, event);
     }
     assert_eq!(election.edges(), 1, "nor does its end take the other away");
 }
@@ -94,7 +94,8 @@ fn lease_of_an_agent_one_version_apart_is_read_and_written() {
     newer["metadata"]["annotations"]["guideway.dev/newer"] = json!("x");
     newer["spec"]["strategy"] = json!("Newer");
     newer["newer"] = json!({});
-    let read = |lease| edge_of(Home::Own, &serde_json::from_value(lease).unwrap()).unwrap();
+    let read =
+        |lease| edge_of(LeaseNamespace::Own, &serde_json::from_value(lease).unwrap()).unwrap();
     let edge = read(newer.clone());
     let addresses: BTreeSet<IpAddr> = ["10.0.0.1".parse().unwrap()].into();
     assert_eq!((edge.name.as_str(), &edge.addresses), ("node1", &addresses));
@@ -140,8 +141,11 @@ fn lease_reads_back_as_the_edge_that_wrote_it() {
         let said = renewal(addresses.clone());
         let mut written = lease("node1", &said, Timestamp::UNIX_EPOCH);
         written.metadata.resource_version = Some("7".to_owned());
-        let edge = edge_of(Home::Own, &written).unwrap();
-        assert_eq!((edge.home, &edge.macs), (Home::Own, &said.macs));
+        let edge = edge_of(LeaseNamespace::Own, &written).unwrap();
+        assert_eq!(
+            (edge.namespace, &edge.macs),
+            (LeaseNamespace::Own, &said.macs)
+        );
         assert_eq!((edge.name.as_str(), edge.renewal.as_str()), ("node1", "7"));
         assert_eq!(edge.addresses, addresses);
     }

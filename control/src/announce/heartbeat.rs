@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 /// The last sign of life of the agent's loop. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Pulse {
+pub struct LoopHeartbeat {
     began: Instant,
     /// Time of the last sign, in nanoseconds since `began`.
     last: Arc<AtomicU64>,
 }
 
-impl Pulse {
+impl LoopHeartbeat {
     /// Creates it with a sign of life at `now`.
     pub fn new(now: Instant) -> Self {
         Self {
@@ -42,11 +42,11 @@ mod tests {
     #[test]
     fn all_who_ask_hear_of_the_last_beat() {
         let begin = Instant::now();
-        let pulse = Pulse::new(begin);
-        let asker = pulse.clone();
+        let heartbeat = LoopHeartbeat::new(begin);
+        let asker = heartbeat.clone();
         let second = Duration::from_secs(1);
         assert_eq!(asker.age(begin + 2 * second), 2 * second);
-        pulse.beat(begin + second);
+        heartbeat.beat(begin + second);
         assert_eq!(asker.age(begin + 2 * second), second);
         assert_eq!(asker.age(begin), Duration::ZERO);
     }

@@ -18,17 +18,16 @@
 //! Services get no finalizer: nothing outside the API server needs cleaning up, and without a controller they
 //! could not be deleted.
 
+mod address_range;
 mod allocate;
-mod block;
 mod convert;
 pub mod crd;
 mod deletion;
 mod lease;
 mod metrics;
-mod mirror;
-mod notice;
+mod object_cache;
 mod objects;
-mod pacer;
+mod pending_event;
 mod planner;
 mod pool_status;
 mod reconcile;
@@ -38,6 +37,7 @@ mod selector;
 mod service_status;
 mod unclaimed;
 mod write;
+mod write_scheduler;
 
 use std::fs;
 use std::time::Duration;
@@ -51,7 +51,7 @@ use tokio::sync::{oneshot, watch as channel};
 use tokio::task::JoinSet;
 
 use self::convert::Classes;
-use self::lease::{Candidate, Term};
+use self::lease::{Candidate, LeadershipTerm};
 use self::metrics::Values;
 use crate::http::{self, Answer};
 use crate::kubernetes::client;
@@ -94,7 +94,7 @@ async fn serve(options: &cli::Controller) -> Result<()> {
     let identity = identity();
     tracing::info!(server, namespace, identity, "starting");
 
-    let (term, terms) = channel::channel(Term::default());
+    let (term, terms) = channel::channel(LeadershipTerm::default());
     let (values, shown) = channel::channel(Values::default());
     let request_errors = RequestErrors::of_controller();
     let mut pages = JoinSet::new();
@@ -122,7 +122,7 @@ async fn serve(options: &cli::Controller) -> Result<()> {
         candidate.run(&term, stopped).await;
     });
 
-    let scope = reconcile::Scope {
+    let scope = reconcile::ControllerScope {
         namespace: namespace.clone(),
         service: options.service.clone(),
         api_server,

@@ -12,18 +12,18 @@
 //!    their names. Addresses that some Service lists as external come last. Listing an address gives no right
 //!    to it, and one Service that lists a whole pool must not block the others.
 
+mod address_owners;
+mod address_request;
 mod error;
-mod ledger;
 #[cfg(test)]
 mod tests;
-mod wish;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use self::ledger::{Ledger, Search};
-use self::wish::Wish;
-use super::block::{self, Block, Family};
+use self::address_owners::{AddressOwners, Search};
+use self::address_request::AddressRequest;
+use super::address_range::{self, AddressRange, Family};
 use super::objects::{Labels, Pool, Service};
 use crate::index::objects::ObjectName;
 
@@ -81,40 +81,44 @@ pub(super) fn allocate(inventory: &Inventory) -> BTreeMap<ObjectName, Decision> 
     let mut services: Vec<&Service> = inventory.services.values().collect();
     services.sort_by_key(|service| (service.created, &service.name));
 
-    let mut ledger = Ledger::new(inventory);
+    let mut owners = AddressOwners::new(inventory);
     let mut claims: Vec<Claim<'_>> = services
         .into_iter()
         .map(|service| Claim::new(service, inventory))
         .collect();
     for claim in &mut claims {
-        claim.keep(&mut ledger);
+        claim.keep(&mut owners);
     }
     for asking in [true, false] {
         for claim in claims.iter_mut().filter(|claim| claim.asks() == asking) {
-            claim.fill(&mut ledger);
+            claim.fill(&mut owners);
         }
     }
     for claim in &mut claims {
-        claim.explain(&mut ledger);
+        claim.explain(&mut owners);
     }
     claims.into_iter().map(Claim::into_decision).collect()
 }
 
-/// Returns how many addresses of a family in `blocks` are taken by anyone, and how many there are in all.
-pub(super) fn usage(blocks: &[Block], family: Family, taken: &BTreeSet<IpAddr>) -> (u128, u128) {
-    let of_family = |block: &&Block| block.family() == family;
-    let blocks: Vec<Block> = blocks.iter().filter(of_family).copied().collect();
-    let used: BTreeSet<&IpAddr> = blocks
+/// Returns how many addresses of a family in `ranges` are taken by anyone, and how many there are in all.
+pub(super) fn usage(
+    ranges: &[AddressRange],
+    family: Family,
+    taken: &BTreeSet<IpAddr>,
+) -> (u128, u128) {
+    let of_family = |range: &&AddressRange| range.family() == family;
+    let ranges: Vec<AddressRange> = ranges.iter().filter(of_family).copied().collect();
+    let used: BTreeSet<&IpAddr> = ranges
         .iter()
-        .flat_map(|block| taken.range(block.first()..=block.last()))
+        .flat_map(|range| taken.range(range.first()..=range.last()))
         .collect();
-    (used.len() as u128, block::size(&blocks))
+    (used.len() as u128, address_range::size(&ranges))
 }
 
 /// A Service while its addresses are being decided.
 struct Claim<'a> {
     service: &'a Service,
-    wish: Result<Wish<'a>, AllocationError>,
+    asked: Result<AddressRequest<'a>, AllocationError>,
     /// The pools that admit the Service, by name. If the Service names pools, only those.
     pools: Vec<(&'a str, &'a Pool)>,
     got: BTreeMap<Family, IpAddr>,
@@ -124,9 +128,9 @@ struct Claim<'a> {
 
 impl<'a> Claim<'a> {
     fn new(service: &'a Service, inventory: &'a Inventory) -> Self {
-        let wish = Wish::of(service, inventory);
+        let asked = AddressRequest::of(service, inventory);
         let namespace = inventory.namespaces.get(service.name.namespace.as_str());
-        let named = wish.as_ref().map_or(&[][..], |wish| &wish.pools[..]);
+        let named = asked.as_ref().map_or(&[][..], |asked| &asked.pools[..]);
         let pools = inventory
             .pools
             .iter()
@@ -138,7 +142,7 @@ impl<'a> Claim<'a> {
             .collect();
         Self {
             service,
-            wish,
+            asked,
             pools,
             got: BTreeMap::new(),
             problem: None,
@@ -148,12 +152,12 @@ impl<'a> Claim<'a> {
 
     /// Returns whether the Service requests certain addresses.
     fn asks(&self) -> bool {
-        self.wish
+        self.asked
             .as_ref()
-            .is_ok_and(|wish| !wish.addresses.is_empty())
+            .is_ok_and(|asked| !asked.addresses.is_empty())
     }
 
-    fn keep(&mut self, ledger: &mut Ledger<'a>) {
+    fn keep(&mut self, owners: &mut AddressOwners<'a>) {
         for address in &self.service.held {
             let family = Family::of(*address);
             if self.got.contains_key(&family) {
@@ -161,9 +165,9 @@ impl<'a> Claim<'a> {
                     .push((*address, AllocationError::OnePerFamily(family)));
                 continue;
             }
-            match self.may_keep(*address, ledger) {
+            match self.may_keep(*address, owners) {
                 Ok(()) => {
-                    ledger.take(*address, self.service);
+                    owners.take(*address, self.service);
                     self.got.insert(family, *address);
                 }
                 Err(problem) => self.lost.push((*address, problem)),
@@ -171,28 +175,28 @@ impl<'a> Claim<'a> {
         }
     }
 
-    fn may_keep(&self, address: IpAddr, ledger: &Ledger<'_>) -> Result<(), AllocationError> {
+    fn may_keep(&self, address: IpAddr, owners: &AddressOwners<'_>) -> Result<(), AllocationError> {
         let family = Family::of(address);
         if !self.service.families.contains(&family) {
             return Err(AllocationError::FamilyNotWanted(family));
         }
         // An unreadable request does not take held addresses away.
-        let asked = self.wish.as_ref().ok();
-        match asked.and_then(|wish| wish.addresses.get(&family)) {
+        let asked = self.asked.as_ref().ok();
+        match asked.and_then(|asked| asked.addresses.get(&family)) {
             Some(asked) if *asked != address => Err(AllocationError::Asked(*asked)),
             _ if self.having(address).next().is_none() => Err(AllocationError::NotInPools(address)),
-            _ => ledger.may_join(address, self.service, true),
+            _ => owners.may_join(address, self.service, true),
         }
     }
 
     /// Checks whether the Service may get an address that it does not hold.
-    fn may_get(&self, address: IpAddr, ledger: &Ledger<'_>) -> Result<(), AllocationError> {
+    fn may_get(&self, address: IpAddr, owners: &AddressOwners<'_>) -> Result<(), AllocationError> {
         let having: Vec<(&str, &Pool)> = self.having(address).collect();
         let (first, pool) = having.first().ok_or(AllocationError::NotInPools(address))?;
         if having.iter().all(|(_, pool)| pool.is_closed()) {
             return Err(AllocationError::of_closed(first, pool));
         }
-        ledger.may_join(address, self.service, false)
+        owners.may_join(address, self.service, false)
     }
 
     /// Iterates over the pools that contain an address and admit the Service.
@@ -201,11 +205,11 @@ impl<'a> Claim<'a> {
         pools.filter(move |(_, pool)| pool.contains(address))
     }
 
-    fn fill(&mut self, ledger: &mut Ledger<'a>) {
+    fn fill(&mut self, owners: &mut AddressOwners<'a>) {
         let missing: Vec<Family> = self.missing().collect();
         let mut found = Vec::new();
         for family in &missing {
-            found.extend(self.find(*family, ledger));
+            found.extend(self.find(*family, owners));
         }
         // A Service that is already served by one family keeps it while it waits for the other.
         let is_whole = found.len() == missing.len() || !self.got.is_empty();
@@ -213,18 +217,18 @@ impl<'a> Claim<'a> {
             return;
         }
         for address in found {
-            ledger.take(address, self.service);
+            owners.take(address, self.service);
             self.got.insert(Family::of(address), address);
         }
     }
 
     /// Sets the reason why an address is missing. Runs after all addresses are assigned, so that the reason is
     /// the same after a restart.
-    fn explain(&mut self, ledger: &mut Ledger<'_>) {
+    fn explain(&mut self, owners: &mut AddressOwners<'_>) {
         let missing = self
             .missing()
-            .find_map(|family| self.find(family, ledger).err());
-        self.problem = self.wish.as_ref().err().cloned().or(missing);
+            .find_map(|family| self.find(family, owners).err());
+        self.problem = self.asked.as_ref().err().cloned().or(missing);
     }
 
     fn missing(&self) -> impl Iterator<Item = Family> {
@@ -232,36 +236,40 @@ impl<'a> Claim<'a> {
         families.filter(|family| !self.got.contains_key(family))
     }
 
-    fn find(&self, family: Family, ledger: &mut Ledger<'_>) -> Result<IpAddr, AllocationError> {
-        let wish = self.wish.as_ref().map_err(Clone::clone)?;
-        if let Some(address) = wish.addresses.get(&family) {
-            return self.may_get(*address, ledger).map(|()| *address);
+    fn find(
+        &self,
+        family: Family,
+        owners: &mut AddressOwners<'_>,
+    ) -> Result<IpAddr, AllocationError> {
+        let asked = self.asked.as_ref().map_err(Clone::clone)?;
+        if let Some(address) = asked.addresses.get(&family) {
+            return self.may_get(*address, owners).map(|()| *address);
         }
         let pools = self.pools.iter().copied();
-        let open = pools.filter(|(_, pool)| pool.auto_assign || !wish.pools.is_empty());
+        let open = pools.filter(|(_, pool)| pool.auto_assign || !asked.pools.is_empty());
         let (closed, pools): (Vec<_>, Vec<_>) = open.partition(|(_, pool)| pool.is_closed());
-        let shared = ledger.shared(self.service).find(|address| {
+        let shared = owners.shared(self.service).find(|address| {
             Family::of(*address) == family
                 && pools.iter().any(|(_, pool)| pool.contains(*address))
-                && ledger.may_join(*address, self.service, false).is_ok()
+                && owners.may_join(*address, self.service, false).is_ok()
         });
         if let Some(address) = shared {
             return Ok(address);
         }
-        let of_family = |block: &&Block| block.family() == family;
-        let blocks = pools.iter().flat_map(|(_, pool)| &pool.blocks);
-        let blocks: Vec<Block> = blocks.filter(of_family).copied().collect();
-        if blocks.is_empty() {
+        let of_family = |range: &&AddressRange| range.family() == family;
+        let ranges = pools.iter().flat_map(|(_, pool)| &pool.ranges);
+        let ranges: Vec<AddressRange> = ranges.filter(of_family).copied().collect();
+        if ranges.is_empty() {
             let mut closed = closed.into_iter();
-            let had = closed.find(|(_, pool)| pool.blocks.iter().any(|block| of_family(&block)));
+            let had = closed.find(|(_, pool)| pool.ranges.iter().any(|range| of_family(&range)));
             return Err(had.map_or(AllocationError::NoPool(family), |(name, pool)| {
                 AllocationError::of_closed(name, pool)
             }));
         }
         let mut ways = [Search::Unnamed, Search::All].into_iter();
         let free = ways.find_map(|search| {
-            let mut blocks = blocks.iter();
-            blocks.find_map(|block| ledger.first_free(*block, search))
+            let mut ranges = ranges.iter();
+            ranges.find_map(|range| owners.first_free(*range, search))
         });
         free.ok_or(AllocationError::Exhausted(family))
     }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::block::Family;
+use super::address_range::Family;
 use super::crd::{Condition, Pool, PoolStatus};
 use super::objects::{Labels, Request, Service};
 use super::pool_status::PoolSource;

@@ -15,7 +15,7 @@ use std::net::IpAddr;
 
 use super::allocate::{self, Inventory};
 use super::crd::Condition;
-use super::notice::Notice;
+use super::pending_event::PendingEvent;
 use crate::first_few::first_few;
 use crate::index::objects::ObjectName;
 
@@ -83,14 +83,14 @@ pub(super) fn message(users: &BTreeSet<&ObjectName>) -> String {
 }
 
 /// Returns an Event when a pool starts to wait for its deletion, once.
-pub(super) fn notice(
+pub(super) fn event(
     before: Option<&Condition>,
     now: &Condition,
     users: &BTreeSet<&ObjectName>,
-) -> Option<Notice> {
+) -> Option<PendingEvent> {
     let told = before.is_some_and(|before| before.reason == TERMINATING);
     let due = now.reason == TERMINATING && !told && !users.is_empty();
-    due.then(|| Notice::warning("PoolInUse", now.message.clone()))
+    due.then(|| PendingEvent::warning("PoolInUse", now.message.clone()))
 }
 
 #[cfg(test)]

@@ -26,13 +26,13 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Whether this process may act, and until when.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Term {
+pub(super) struct LeadershipTerm {
     until: Option<Instant>,
     /// How often this process has become leader. What it knew in an earlier term may be wrong.
     pub(super) number: u64,
 }
 
-impl Term {
+impl LeadershipTerm {
     /// Returns whether this process may act now.
     pub(super) fn is_leading(&self) -> bool {
         self.until.is_some_and(|until| Instant::now() < until)
@@ -70,7 +70,11 @@ impl Candidate {
     }
 
     /// Takes part in the election until `stop` ends, then gives the Lease back.
-    pub(super) async fn run(mut self, term: &watch::Sender<Term>, stop: impl Future<Output = ()>) {
+    pub(super) async fn run(
+        mut self,
+        term: &watch::Sender<LeadershipTerm>,
+        stop: impl Future<Output = ()>,
+    ) {
         tokio::pin!(stop);
         let pause = self.duration / 5;
         loop {

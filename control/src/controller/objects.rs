@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use kube::core::{Selector, SelectorExt};
 
-use super::block::{Block, Family};
+use super::address_range::{AddressRange, Family};
 use crate::desired::Protocol;
 use crate::index::objects::ObjectName;
 
@@ -15,8 +15,8 @@ pub(super) type Labels = BTreeMap<String, String>;
 /// A pool: addresses, and the Services that may have them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Pool {
-    /// The addresses. Those of the first block are assigned first.
-    pub(super) blocks: Vec<Block>,
+    /// The addresses. Those of the first range are assigned first.
+    pub(super) ranges: Vec<AddressRange>,
     /// Selects Services by their labels.
     pub(super) services: Selector,
     /// Selects namespaces by their labels.
@@ -33,7 +33,7 @@ pub(super) struct Pool {
 
 impl Pool {
     pub(super) fn contains(&self, address: IpAddr) -> bool {
-        self.blocks.iter().any(|block| block.contains(address))
+        self.ranges.iter().any(|range| range.contains(address))
     }
 
     /// Returns whether a Service with these labels, in a namespace with these labels, may have the pool's

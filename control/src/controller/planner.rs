@@ -10,9 +10,9 @@ use std::net::IpAddr;
 use super::allocate::{self, Decision, Inventory};
 use super::convert::{ObservedPool, ObservedService};
 use super::metrics::PoolValues;
-use super::mirror::Mirror;
-use super::notice::Notice;
+use super::object_cache::ObjectCache;
 use super::objects::Labels;
+use super::pending_event::PendingEvent;
 use super::pool_status::PoolWrite;
 use super::refusal::Refusals;
 use super::service_status::{self, Write};
@@ -20,21 +20,21 @@ use crate::index::objects::ObjectName;
 use crate::index::{self, Problem};
 
 /// Most Events about problems of Services in one plan.
-const NOTICES_AT_ONCE: usize = 20;
+const MOST_EVENTS: usize = 20;
 
 /// The objects that the controller watches, and its latest decisions.
 #[derive(Debug, Default)]
 pub(super) struct Planner {
-    pub(super) services: Mirror<ObservedService>,
-    pub(super) pools: Mirror<ObservedPool>,
-    pub(super) nodes: Mirror<Vec<IpAddr>>,
+    pub(super) services: ObjectCache<ObservedService>,
+    pub(super) pools: ObjectCache<ObservedPool>,
+    pub(super) nodes: ObjectCache<Vec<IpAddr>>,
     /// Addresses at which this process reaches the API server. `api_servers` has those in the slice of the API
     /// server's own Service.
     api_server: BTreeSet<IpAddr>,
-    pub(super) api_servers: Mirror<Vec<IpAddr>>,
+    pub(super) api_servers: ObjectCache<Vec<IpAddr>>,
     /// Edges outside the cluster, from the slices of Guideway's own Service.
-    pub(super) edges: Mirror<Vec<IpAddr>>,
-    pub(super) namespaces: Mirror<Labels>,
+    pub(super) edges: ObjectCache<Vec<IpAddr>>,
+    pub(super) namespaces: ObjectCache<Labels>,
     /// Addresses decided last in this term, by Service, with the Service's uid. The watch may not show them yet.
     decided: BTreeMap<ObjectName, (String, Vec<IpAddr>)>,
     /// Problems of Services that this term has published as Events, by Service, with its uid.
@@ -53,7 +53,7 @@ pub(super) struct Plan {
     /// Writes to the status of Services.
     pub(super) services: Vec<(ObjectName, Write)>,
     /// Events about Services, by name and uid, that come without a write.
-    pub(super) notices: Vec<(ObjectName, String, Notice)>,
+    pub(super) events: Vec<(ObjectName, String, PendingEvent)>,
     /// Whether more Events are due than the plan contains.
     pub(super) has_more: bool,
     /// Number of Services that have all their addresses, and of those that wait.
@@ -169,15 +169,15 @@ impl Planner {
             let mut problems = Vec::new();
             for problem in seen.problems.iter().chain(&of_machines) {
                 let is_new = !is_published(problem);
-                if is_new && plan.notices.len() == NOTICES_AT_ONCE {
+                if is_new && plan.events.len() == MOST_EVENTS {
                     plan.has_more = true;
                     continue;
                 }
                 problems.push(problem.clone());
                 if is_new {
                     let text = format!("{}; {}", problem.text, problem.remedy);
-                    let notice = Notice::warning(problem.rule.name(), text);
-                    plan.notices.push((name.clone(), seen.uid.clone(), notice));
+                    let event = PendingEvent::warning(problem.rule.name(), text);
+                    plan.events.push((name.clone(), seen.uid.clone(), event));
                 }
             }
             published.insert(name.clone(), (seen.uid.clone(), problems));

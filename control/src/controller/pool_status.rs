@@ -6,14 +6,14 @@ use std::net::IpAddr;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::Value;
 
+use super::address_range::{self, AddressRange, Family};
 use super::allocate;
-use super::block::{self, Block, Family};
 use super::crd::{BlockStatus, Condition, PoolSpec, PoolStatus, READY};
 use super::deletion::{self, TERMINATING};
-use super::notice::Notice;
 use super::objects::Pool;
-use super::pacer::digest;
+use super::pending_event::PendingEvent;
 use super::selector;
+use super::write_scheduler::digest;
 use crate::index::objects::ObjectName;
 
 /// Reason of the condition of a pool that shares addresses with another pool.
@@ -28,7 +28,7 @@ pub(super) struct PoolWrite {
     pub(super) status: Option<Value>,
     /// All finalizers that it must have; `None` to leave them.
     pub(super) finalizers: Option<Vec<String>>,
-    pub(super) notice: Option<Notice>,
+    pub(super) event: Option<PendingEvent>,
 }
 
 impl PoolWrite {
@@ -41,8 +41,8 @@ impl PoolWrite {
 /// A pool's specification, and its usable part.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct PoolSource {
-    /// The entries of `addresses`, each with its block if it is valid.
-    pub(super) entries: Vec<(String, Option<Block>)>,
+    /// The entries of `addresses`, each with its range if it is valid.
+    pub(super) entries: Vec<(String, Option<AddressRange>)>,
     /// What is wrong with the specification: reason and message.
     pub(super) problem: Option<(&'static str, String)>,
     /// The usable part.
@@ -56,7 +56,7 @@ impl PoolSource {
         let mut entries = Vec::new();
         for text in &spec.addresses {
             match text.parse() {
-                Ok(block) => entries.push((text.clone(), Some(block))),
+                Ok(range) => entries.push((text.clone(), Some(range))),
                 Err(error) => {
                     let text_of = || {
                         (
@@ -91,10 +91,10 @@ impl PoolSource {
             let named = sharing.entry(shared.key.clone()).or_default();
             named.extend(shared.namespaces.iter().cloned());
         }
-        let blocks = entries.iter().filter_map(|(_, block)| *block).collect();
+        let ranges = entries.iter().filter_map(|(_, range)| *range).collect();
         Self {
             pool: Pool {
-                blocks,
+                ranges,
                 services,
                 namespaces,
                 auto_assign: spec.auto_assign,
@@ -130,18 +130,18 @@ impl PoolSource {
         let mut used = 0;
         for address in ours {
             let having = self.entries.iter().enumerate();
-            let having = having.filter_map(|(index, (_, block))| {
-                let block = block.filter(|block| block.contains(*address))?;
-                Some((block.size(), index))
+            let having = having.filter_map(|(index, (_, range))| {
+                let range = range.filter(|range| range.contains(*address))?;
+                Some((range.size(), index))
             });
-            // An address counts for the smallest block: to shrink a block, its owner first adds the smaller one.
+            // An address counts for the smallest range: to shrink a range, its owner first adds the smaller one.
             if let Some((_, index)) = having.min() {
                 blocks[index].used += 1;
                 used += 1;
             }
         }
-        let others = before_it.iter().flat_map(|(_, pool)| &pool.blocks);
-        let counted = block::without(&self.pool.blocks, others);
+        let others = before_it.iter().flat_map(|(_, pool)| &pool.ranges);
+        let counted = address_range::without(&self.pool.ranges, others);
         let free = |family| {
             let (used, size) = allocate::usage(&counted, family, taken);
             i64::try_from(size - used).unwrap_or(i64::MAX)
@@ -173,11 +173,11 @@ impl PoolSource {
     /// Returns a text about addresses that an earlier pool has too; `None` if there are none.
     fn overlap(&self, before_it: &[(&str, &Pool)]) -> Option<String> {
         let entries = self.entries.iter();
-        let mut entries = entries.filter_map(|(text, block)| Some((text, (*block)?)));
-        entries.find_map(|(text, block)| {
+        let mut entries = entries.filter_map(|(text, range)| Some((text, (*range)?)));
+        entries.find_map(|(text, range)| {
             let mut pools = before_it.iter();
-            let meets = |other: &&Block| other.meets(&block);
-            let (name, _) = pools.find(|(_, pool)| pool.blocks.iter().any(|other| meets(&other)))?;
+            let meets = |other: &&AddressRange| other.meets(&range);
+            let (name, _) = pools.find(|(_, pool)| pool.ranges.iter().any(|other| meets(&other)))?;
             Some(format!(
                 "spec.addresses {text:?} has addresses that LoadBalancerPool {name} has too, which counts them; take them \
                  out of one of the two"

@@ -20,14 +20,14 @@ use tokio::time::Instant;
 
 use super::convert::{self, Classes, ObservedPool};
 use super::crd::Pool;
-use super::lease::Term;
+use super::lease::LeadershipTerm;
 use super::metrics::Values;
-use super::mirror::Versioned;
-use super::pacer::Pacer;
+use super::object_cache::Versioned;
 use super::planner::Planner;
 use super::seed;
 use super::unclaimed::Unclaimed;
 use super::write::{WriteError, Writer};
+use super::write_scheduler::WriteScheduler;
 use crate::chain::chain;
 use crate::index::objects::{API_SERVICE, SERVICE_NAME};
 use crate::kubernetes::arrival::{Arrival, Change, arrivals};
@@ -41,7 +41,7 @@ const EVENTS_AT_ONCE: usize = 1024;
 const SEED_PAUSE: Duration = Duration::from_secs(5);
 
 /// Where Guideway's own objects and the API server are, and which Services are ours.
-pub(super) struct Scope {
+pub(super) struct ControllerScope {
     /// Namespace of Guideway's own objects.
     pub(super) namespace: String,
     /// Name of Guideway's headless Service.
@@ -55,18 +55,18 @@ pub(super) struct Scope {
 /// Follows the API and writes, for ever.
 pub(super) async fn follow(
     client: Client,
-    scope: Scope,
+    scope: ControllerScope,
     secrets: Api<Secret>,
     writer: Writer,
-    mut terms: channel::Receiver<Term>,
+    mut terms: channel::Receiver<LeadershipTerm>,
     values: channel::Sender<Values>,
 ) -> Infallible {
     let mut events = select_all(watches(&client, &scope)).ready_chunks(EVENTS_AT_ONCE);
     let mut planner = Planner::new(scope.api_server);
     let classes = scope.classes;
-    let mut pacer = Pacer::default();
+    let mut schedule = WriteScheduler::default();
     let mut unclaimed = Unclaimed::default();
-    let mut term = Term::default();
+    let mut term = LeadershipTerm::default();
     // When to make sure of the seed. Agents wait for it, so this does not wait for the lists.
     let mut seed_due = Some(Instant::now());
     loop {
@@ -78,7 +78,7 @@ pub(super) async fn follow(
                     match outcome {
                         Ok(Change { is_event, take }) => {
                             values.watches.note_answer(kind, is_event);
-                            pacer.dirty |= take(&mut planner);
+                            schedule.dirty |= take(&mut planner);
                         }
                         Err(error) => values.watches.note_error(kind, chain(&error)),
                     }
@@ -89,8 +89,8 @@ pub(super) async fn follow(
                 let before = std::mem::replace(&mut term, *terms.borrow_and_update());
                 if term.number != before.number {
                     planner.forget();
-                    pacer = Pacer::default();
-                    pacer.dirty = true;
+                    schedule = WriteScheduler::default();
+                    schedule.dirty = true;
                     unclaimed = Unclaimed::default();
                 }
                 if !term.is_leading() {
@@ -105,12 +105,12 @@ pub(super) async fn follow(
                 };
             }
             () = sleep_until(unclaimed.due()), if is_ready => {
-                writer.notices(unclaimed.take_due(Instant::now())).await;
+                writer.publish(unclaimed.take_due(Instant::now())).await;
             }
-            () = pacer.due(), if is_ready => {
+            () = schedule.due(), if is_ready => {
                 let begun = Instant::now();
-                let more = act(&mut planner, &classes, &writer, &mut pacer, &values).await;
-                pacer.done(begun, more);
+                let more = act(&mut planner, &classes, &writer, &mut schedule, &values).await;
+                schedule.done(begun, more);
                 unclaimed.set(planner.unclaimed(), begun);
             }
         }
@@ -122,7 +122,7 @@ async fn act(
     planner: &mut Planner,
     classes: &Classes,
     writer: &Writer,
-    pacer: &mut Pacer,
+    schedule: &mut WriteScheduler,
     values: &channel::Sender<Values>,
 ) -> bool {
     let plan = planner.plan(&now());
@@ -136,7 +136,7 @@ async fn act(
     let mut uncounted = Vec::new();
     for (name, write) in plan.pools {
         let (object, digest) = (("pool", name.clone()), write.digest());
-        if !pacer.allows(&object, digest) {
+        if !schedule.allows(&object, digest) {
             uncounted.push(name);
             continue;
         }
@@ -145,7 +145,7 @@ async fn act(
         match written {
             Ok(pool) => {
                 more = true;
-                pacer.wrote(object, digest);
+                schedule.wrote(object, digest);
                 planner.refusals.end(&name);
                 if let Some(pool) = pool {
                     planner.pools.take_answer(shown(&pool));
@@ -153,7 +153,7 @@ async fn act(
             }
             Err(WriteError::NotLeading) => return more,
             Err(error) => {
-                pacer.fail(object, &chain(&error), error.asked_pause());
+                schedule.fail(object, &chain(&error), error.asked_pause());
                 // Read it again: the watch shows the change too, except after the storage was restored from a backup.
                 if error.is_conflict()
                     && let Ok(pool) = writer.read_pool(&name).await
@@ -171,7 +171,7 @@ async fn act(
     let services = services.map(|(name, write)| (name, write.digest(), write));
     let services = services.filter(|(name, digest, write)| {
         // A Service gets no address that its pool does not count yet.
-        pacer.allows(&("service", name.clone()), *digest)
+        schedule.allows(&("service", name.clone()), *digest)
             && !planner.has_any(&uncounted, &write.given)
     });
     let mut writes = writer.services(services.collect());
@@ -181,17 +181,17 @@ async fn act(
         match written {
             Ok(service) => {
                 more = true;
-                pacer.wrote(object, digest);
+                schedule.wrote(object, digest);
                 let shown = Versioned::new(&service.metadata, classes.service(&service));
                 planner.services.take_answer(shown);
             }
             Err(WriteError::NotLeading) => return more,
             Err(error) => {
-                pacer.fail(object, &chain(&error), error.asked_pause());
+                schedule.fail(object, &chain(&error), error.asked_pause());
             }
         }
     }
-    writer.notices(plan.notices).await;
+    writer.publish(plan.events).await;
     more || plan.has_more
 }
 
@@ -211,7 +211,7 @@ fn now() -> String {
         .to_string()
 }
 
-fn watches(client: &Client, scope: &Scope) -> [BoxStream<'static, Arrival<Planner>>; 6] {
+fn watches(client: &Client, scope: &ControllerScope) -> [BoxStream<'static, Arrival<Planner>>; 6] {
     let classes = scope.classes.clone();
     let all = ListParams::default;
     let (namespace, name) = API_SERVICE;

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use super::allocate::Decision;
 use super::crd::Condition;
-use super::notice::Notice;
 use super::objects::Service;
-use super::pacer::digest;
+use super::pending_event::PendingEvent;
+use super::write_scheduler::digest;
 use crate::index;
 use crate::index::objects::ObjectName;
 
@@ -59,7 +59,7 @@ pub(super) struct Write {
     /// The addresses that the Service gets by this write.
     pub(super) given: Vec<IpAddr>,
     /// The Events, in order.
-    pub(super) notices: Vec<Notice>,
+    pub(super) events: Vec<PendingEvent>,
 }
 
 impl Write {
@@ -95,7 +95,7 @@ pub(super) fn service(
     let given: Vec<IpAddr> = given.filter(|address| !had.contains(address)).collect();
     Some(Write {
         patch: patch(&service.name, &service.uid, status),
-        notices: notices(&given, decision, unchanged),
+        events: events(&given, decision, unchanged),
         given,
     })
 }
@@ -105,7 +105,7 @@ pub(super) fn withdraw(name: &ObjectName, uid: &str) -> Write {
     Write {
         patch: patch(name, uid, json!({})),
         given: Vec::new(),
-        notices: Vec::new(),
+        events: Vec::new(),
     }
 }
 
@@ -147,8 +147,8 @@ fn condition(
     .since(before, now)
 }
 
-fn notices(given: &[IpAddr], decision: &Decision, told: bool) -> Vec<Notice> {
-    let lost = decision.lost.iter().map(|(address, problem)| Notice {
+fn events(given: &[IpAddr], decision: &Decision, told: bool) -> Vec<PendingEvent> {
+    let lost = decision.lost.iter().map(|(address, problem)| PendingEvent {
         warning: !problem.is_wish(),
         reason: if problem.is_conflict() {
             "AddressConflict"
@@ -157,7 +157,7 @@ fn notices(given: &[IpAddr], decision: &Decision, told: bool) -> Vec<Notice> {
         },
         text: format!("took {address} back: {problem}"),
     });
-    let given = given.iter().map(|address| Notice {
+    let given = given.iter().map(|address| PendingEvent {
         warning: false,
         reason: "IPAllocated",
         text: format!("assigned {address}"),
@@ -165,7 +165,7 @@ fn notices(given: &[IpAddr], decision: &Decision, told: bool) -> Vec<Notice> {
     let problem = decision.problem.iter().filter(|_| !told);
     let problem = problem.map(|problem| {
         let of_machine = problem.is_machine().then(|| problem.reason());
-        Notice::warning(
+        PendingEvent::warning(
             of_machine.unwrap_or("AllocationFailed"),
             problem.to_string(),
         )
@@ -176,8 +176,8 @@ fn notices(given: &[IpAddr], decision: &Decision, told: bool) -> Vec<Notice> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::controller::address_range::Family;
     use crate::controller::allocate::{AllocationError, Holder};
-    use crate::controller::block::Family;
     use crate::controller::pool_status::PoolWrite;
 
     const NOW: &str = "2026-11-21T12:00:00Z";
@@ -245,7 +245,7 @@ mod tests {
         proxied.ingress[0].mode = Some("Proxy".to_owned());
         let again = service(&service_, &proxied, &decision, "later").unwrap();
         assert_eq!(again.patch, write.patch);
-        assert_eq!(again.notices, []);
+        assert_eq!(again.events, []);
     }
 
     #[test]
@@ -276,7 +276,7 @@ mod tests {
                 version: version.to_owned(),
                 status: Some(patch),
                 finalizers: Some(finalizers),
-                notice: None,
+                event: None,
             };
             write.digest()
         };
@@ -341,13 +341,13 @@ mod tests {
         };
         let write = service(&service_, &written(&first), &moved, NOW).unwrap();
         let told: Vec<_> = write
-            .notices
+            .events
             .iter()
-            .map(|notice| (notice.warning, notice.reason))
+            .map(|event| (event.warning, event.reason))
             .collect();
         assert_eq!(told, [(true, "AddressReleased"), (false, "IPAllocated")]);
         assert_eq!(
-            write.notices[0].text,
+            write.events[0].text,
             "took 192.0.2.1 back: 192.0.2.1 is in no LoadBalancerPool that is open to this Service"
         );
         let taken = |holder| AllocationError::Taken {
@@ -360,7 +360,7 @@ mod tests {
             ..decision(&["192.0.2.3"], None)
         };
         let write = service(&service_, &written(&write), &conflict, NOW).unwrap();
-        assert_eq!(write.notices[0].reason, "AddressConflict");
+        assert_eq!(write.events[0].reason, "AddressConflict");
         for (problem, reason) in [
             (AllocationError::Exhausted(Family::V4), "AllocationFailed"),
             (taken(Holder::Node), "AddressIsNode"),
@@ -368,7 +368,7 @@ mod tests {
         ] {
             let gone = decision(&[], Some(problem));
             let write = service(&service_, &written(&write), &gone, NOW).unwrap();
-            assert_eq!(write.notices[0].reason, reason);
+            assert_eq!(write.events[0].reason, reason);
         }
     }
 }

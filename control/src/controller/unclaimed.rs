@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::notice::Notice;
+use super::pending_event::PendingEvent;
 use crate::index::objects::ObjectName;
 
 /// Time that another controller has to serve a Service of its class.
@@ -54,7 +54,7 @@ impl Unclaimed {
     }
 
     /// Returns the Events that are due, up to the number that may be published together.
-    pub(super) fn take_due(&mut self, now: Instant) -> Vec<(ObjectName, String, Notice)> {
+    pub(super) fn take_due(&mut self, now: Instant) -> Vec<(ObjectName, String, PendingEvent)> {
         let is_due = |service: &Waiting| service.due.is_some_and(|due| due <= now);
         let due = self
             .waiting
@@ -62,8 +62,8 @@ impl Unclaimed {
             .filter(|(_, service)| is_due(service));
         let told = due.take(AT_ONCE).map(|(name, service)| {
             service.due = None;
-            let notice = Notice::warning("NoLoadBalancer", service.reason.clone());
-            (name.clone(), service.uid.clone(), notice)
+            let event = PendingEvent::warning("NoLoadBalancer", service.reason.clone());
+            (name.clone(), service.uid.clone(), event)
         });
         told.collect()
     }

@@ -13,8 +13,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::MANAGER;
 use super::crd::Pool;
-use super::lease::Term;
-use super::notice::Notice;
+use super::lease::LeadershipTerm;
+use super::pending_event::PendingEvent;
 use super::pool_status::PoolWrite;
 use super::service_status::Write;
 use crate::chain::chain;
@@ -30,7 +30,7 @@ const LONGEST_REASON: usize = 400;
 const CONCURRENT: usize = 8;
 
 /// Time limit for the Events of one plan.
-const NOTICES_TIME: Duration = Duration::from_secs(1);
+const EVENTS_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WriteError<E = kube::Error> {
@@ -71,7 +71,7 @@ impl WriteError {
 
 pub(super) struct Writer {
     client: Client,
-    terms: watch::Receiver<Term>,
+    terms: watch::Receiver<LeadershipTerm>,
     timeout: Duration,
     request_errors: RequestErrors,
 }
@@ -79,7 +79,7 @@ pub(super) struct Writer {
 impl Writer {
     pub(super) fn new(
         client: Client,
-        terms: watch::Receiver<Term>,
+        terms: watch::Receiver<LeadershipTerm>,
         timeout: Duration,
         request_errors: RequestErrors,
     ) -> Self {
@@ -134,8 +134,9 @@ impl Writer {
             let (parameters, patch) = (parameters(), Patch::Apply(status));
             let patching = pools.patch_status(&name.name, &parameters, &patch);
             let pool = self.in_time(patching).await?;
-            if let Some(notice) = &write.notice {
-                self.tell("DeletePool", &pool.object_ref(&()), notice).await;
+            if let Some(event) = &write.event {
+                self.publish_one("DeletePool", &pool.object_ref(&()), event)
+                    .await;
             }
             version = pool.resource_version();
             written = Some(pool);
@@ -179,18 +180,18 @@ impl Writer {
         let written = services.patch_status(&name.name, &parameters, &patch);
         let service = self.in_time(written).await?;
         let reference = service.object_ref(&());
-        for notice in &write.notices {
-            self.tell("AssignAddress", &reference, notice).await;
+        for event in &write.events {
+            self.publish_one("AssignAddress", &reference, event).await;
         }
         Ok(service)
     }
 
     /// Publishes Events that come without a write, several at a time. Those that take longer than a second are
     /// dropped, because address assignments wait for this.
-    pub(super) async fn notices(&self, notices: Vec<(ObjectName, String, Notice)>) {
-        let end = Instant::now() + NOTICES_TIME;
-        let notices = futures_util::stream::iter(notices);
-        let told = notices.for_each_concurrent(CONCURRENT, async |(name, uid, notice)| {
+    pub(super) async fn publish(&self, events: Vec<(ObjectName, String, PendingEvent)>) {
+        let end = Instant::now() + EVENTS_TIMEOUT;
+        let events = futures_util::stream::iter(events);
+        let published = events.for_each_concurrent(CONCURRENT, async |(name, uid, event)| {
             let reference = ObjectReference {
                 api_version: Some("v1".to_owned()),
                 kind: Some("Service".to_owned()),
@@ -199,25 +200,25 @@ impl Writer {
                 uid: Some(uid),
                 ..ObjectReference::default()
             };
-            let telling = self.tell("ReadService", &reference, &notice);
-            if timeout_at(end, telling).await.is_err() {
+            let publishing = self.publish_one("ReadService", &reference, &event);
+            if timeout_at(end, publishing).await.is_err() {
                 let late = WriteError::<kube::Error>::Late;
                 self.request_errors.take(Purpose::Event, Err(chain(&late)));
             }
         });
-        told.await;
+        published.await;
     }
 
     /// Publishes an Event. A lost Event is not repeated.
-    async fn tell(&self, action: &str, reference: &ObjectReference, notice: &Notice) {
+    async fn publish_one(&self, action: &str, reference: &ObjectReference, event: &PendingEvent) {
         let event = Event {
-            type_: if notice.warning {
+            type_: if event.warning {
                 EventType::Warning
             } else {
                 EventType::Normal
             },
-            reason: notice.reason.to_owned(),
-            note: Some(notice.text.clone()),
+            reason: event.reason.to_owned(),
+            note: Some(event.text.clone()),
             action: action.to_owned(),
             secondary: None,
         };

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use crate::controller::block::Family;
+use crate::controller::address_range::Family;
 use crate::controller::objects::Pool;
 use crate::desired::Protocol;
 use crate::index::objects::ObjectName;

@@ -204,7 +204,7 @@ fn what_is_held_is_kept_while_pools_and_requests_allow_it() {
     assert_eq!(cluster.lost("web"), ["192.0.2.9"]);
 
     cluster.add("web", hold);
-    cluster.pool("a").blocks = vec!["192.0.2.0/29".parse().unwrap()];
+    cluster.pool("a").ranges = vec!["192.0.2.0/29".parse().unwrap()];
     assert_eq!(cluster.addresses("web"), ["192.0.2.0"]);
     assert_eq!(cluster.lost("web"), ["192.0.2.9"]);
 }
@@ -514,13 +514,13 @@ fn dual_stack_is_both_or_nothing_only_where_it_is_required() {
 
 #[test]
 fn usage_counts_each_address_once() {
-    let blocks: Vec<Block> = ["192.0.2.0/29", "192.0.2.4-192.0.2.11", "2001:db8::/126"]
+    let ranges: Vec<AddressRange> = ["192.0.2.0/29", "192.0.2.4-192.0.2.11", "2001:db8::/126"]
         .map(|text| text.parse().unwrap())
         .into();
     let taken = ["192.0.2.5", "192.0.2.11", "192.0.2.12", "2001:db8::3"];
     let taken: BTreeSet<IpAddr> = taken.map(ip).into();
-    assert_eq!(usage(&blocks, Family::V4, &taken), (2, 12));
-    assert_eq!(usage(&blocks, Family::V6, &taken), (1, 4));
+    assert_eq!(usage(&ranges, Family::V4, &taken), (2, 12));
+    assert_eq!(usage(&ranges, Family::V6, &taken), (1, 4));
 }
 
 /// Few names, ports and addresses, so that they meet.
@@ -685,10 +685,10 @@ struct Cluster(Inventory);
 
 impl Cluster {
     fn new(pools: &[(&str, &str)]) -> Self {
-        let pools = pools.iter().map(|(name, blocks)| {
-            let blocks = blocks.split(',').map(|block| block.parse().unwrap());
+        let pools = pools.iter().map(|(name, ranges)| {
+            let ranges = ranges.split(',').map(|range| range.parse().unwrap());
             let pool = Pool {
-                blocks: blocks.collect(),
+                ranges: ranges.collect(),
                 auto_assign: true,
                 ..Pool::default()
             };

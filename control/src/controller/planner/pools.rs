@@ -131,11 +131,11 @@ fn pool_write(
         })
     });
     let ready = status.ready();
-    let notice = ready.and_then(|ready| deletion::notice(seen.status.ready(), ready, users));
+    let event = ready.and_then(|ready| deletion::event(seen.status.ready(), ready, users));
     (patch.is_some() || finalizers.is_some()).then(|| PoolWrite {
         version: seen.version.clone(),
         status: patch,
         finalizers,
-        notice,
+        event,
     })
 }

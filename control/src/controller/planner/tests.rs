@@ -3,10 +3,10 @@
 use serde_json::json;
 
 use super::*;
-use crate::controller::block::Family;
+use crate::controller::address_range::Family;
 use crate::controller::convert::{self, Classes};
 use crate::controller::deletion::FINALIZER;
-use crate::controller::mirror::Event;
+use crate::controller::object_cache::Event;
 use crate::index::{Object, Rule};
 use crate::kubernetes::schema::{self, name as name_of};
 
@@ -138,7 +138,7 @@ fn a_deleted_pool_stays_until_nobody_would_lose_an_address_by_it() {
         ready["message"].as_str().unwrap().contains("test/web"),
         "{ready}"
     );
-    assert_eq!(write.notice.as_ref().unwrap().reason, "PoolInUse");
+    assert_eq!(write.event.as_ref().unwrap().reason, "PoolInUse");
 
     // One that might vanish at once, or is deleted as well, cannot take over.
     for (present, terminating) in [(&[][..], false), (&[FINALIZER], true)] {
@@ -341,13 +341,13 @@ fn what_is_wrong_with_a_service_is_told_once() {
     seen.problems = vec![problem(&name, Rule::InvalidAnnotation)];
     cluster.services.put(name.clone(), seen.clone());
     let plan = cluster.plan(NOW);
-    let expected = Notice {
+    let expected = PendingEvent {
         warning: true,
         reason: "InvalidAnnotation",
         text: "x is no mode; use another".to_owned(),
     };
-    assert_eq!(plan.notices, [(name.clone(), seen.uid.clone(), expected)]);
-    assert_eq!(cluster.plan(NOW).notices, []);
+    assert_eq!(plan.events, [(name.clone(), seen.uid.clone(), expected)]);
+    assert_eq!(cluster.plan(NOW).events, []);
 
     // Another problem is news, and one that comes back.
     let both = [Rule::InvalidAnnotation, Rule::InvalidPolicy];
@@ -370,17 +370,14 @@ fn what_is_wrong_with_a_service_is_told_once() {
     assert_eq!(reasons(&mut cluster).len(), 2);
 
     // Many are told bit by bit.
-    for number in 0..NOTICES_AT_ONCE * 2 {
+    for number in 0..MOST_EVENTS * 2 {
         let (name, mut seen) = service(&format!("web{number}"), 1);
         seen.problems = vec![problem(&name, Rule::InvalidPort)];
         cluster.services.put(name, seen);
     }
     for has_more in [true, false] {
         let plan = cluster.plan(NOW);
-        assert_eq!(
-            (plan.notices.len(), plan.has_more),
-            (NOTICES_AT_ONCE, has_more)
-        );
+        assert_eq!((plan.events.len(), plan.has_more), (MOST_EVENTS, has_more));
     }
     assert_eq!(reasons(&mut cluster), [""; 0]);
 }
@@ -407,14 +404,14 @@ fn an_external_address_that_agents_serve_and_a_machine_has_is_told() {
     };
     for last in 1..5 {
         put(&mut cluster, &[&address(last).to_string()]);
-        let notices = cluster.plan(NOW).notices;
-        let [(_, uid, notice)] = &notices[..] else {
-            panic!("{last}: {notices:?}");
+        let events = cluster.plan(NOW).events;
+        let [(_, uid, event)] = &events[..] else {
+            panic!("{last}: {events:?}");
         };
-        assert_eq!((uid.as_str(), notice.reason), ("7", "AddressIsNode"));
+        assert_eq!((uid.as_str(), event.reason), ("7", "AddressIsNode"));
         let text = format!("203.0.113.{last} belongs to a machine: ");
-        assert!(notice.text.starts_with(&text), "{}", notice.text);
-        assert_eq!(cluster.plan(NOW).notices, [], "told once");
+        assert!(event.text.starts_with(&text), "{}", event.text);
+        assert_eq!(cluster.plan(NOW).events, [], "told once");
     }
     // Nobody's, and one that no agent serves.
     put(&mut cluster, &["203.0.113.9"]);
@@ -430,8 +427,8 @@ fn an_external_address_that_agents_serve_and_a_machine_has_is_told() {
 }
 
 fn reasons(cluster: &mut Planner) -> Vec<&'static str> {
-    let notices = cluster.plan(NOW).notices;
-    notices.iter().map(|(.., notice)| notice.reason).collect()
+    let events = cluster.plan(NOW).events;
+    events.iter().map(|(.., event)| event.reason).collect()
 }
 
 #[test]

@@ -38,7 +38,7 @@ pub(super) type Object = (&'static str, ObjectName);
 
 /// Decides when to act next, and which objects must wait.
 #[derive(Default)]
-pub(super) struct Pacer {
+pub(super) struct WriteScheduler {
     /// Whether something has changed since the last decision.
     pub(super) dirty: bool,
     earliest: Option<Instant>,
@@ -73,7 +73,7 @@ impl Written {
     }
 }
 
-impl Pacer {
+impl WriteScheduler {
     /// Waits until there may be something to write.
     pub(super) async fn due(&self) {
         let undone = self.written.values().filter(|written| written.awaited);
@@ -171,70 +171,70 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_object_that_fails_waits_longer_each_time_and_keeps_no_other_waiting() {
-        let mut pacer = Pacer::default();
+        let mut schedule = WriteScheduler::default();
         let begin = Instant::now();
         for pause in [1, 2, 4, 8, 16, 30, 30] {
-            assert!(pacer.allows(&service("a"), 0));
+            assert!(schedule.allows(&service("a"), 0));
             let begun = Instant::now();
-            pacer.fail(service("a"), "why", None);
-            pacer.done(begun, false);
-            assert!(!pacer.allows(&service("a"), 0));
-            assert!(pacer.allows(&service("b"), 0));
-            pacer.due().await;
+            schedule.fail(service("a"), "why", None);
+            schedule.done(begun, false);
+            assert!(!schedule.allows(&service("a"), 0));
+            assert!(schedule.allows(&service("b"), 0));
+            schedule.due().await;
             assert_eq!(begun.elapsed(), Duration::from_secs(pause));
         }
         // What succeeds, or is gone, begins anew.
-        pacer.done(Instant::now(), false);
+        schedule.done(Instant::now(), false);
         let again = Instant::now();
-        pacer.fail(service("a"), "why", None);
-        pacer.done(again, false);
-        pacer.due().await;
+        schedule.fail(service("a"), "why", None);
+        schedule.done(again, false);
+        schedule.due().await;
         assert_eq!(again.elapsed(), PAUSES.0);
-        pacer.done(again + PAUSES.0, true);
+        schedule.done(again + PAUSES.0, true);
         let again = Instant::now();
-        pacer.due().await;
+        schedule.due().await;
         assert_eq!(again.elapsed(), PACE, "something was written");
         assert!(begin.elapsed() > Duration::from_secs(91));
 
         // A failure counts too if the attempt goes on for longer than the pause after it.
         let begun = Instant::now();
-        pacer.fail(service("b"), "why", None);
+        schedule.fail(service("b"), "why", None);
         tokio::time::advance(PAUSES.0 * 3).await;
-        pacer.done(begun, false);
+        schedule.done(begun, false);
         let begun = Instant::now();
-        pacer.fail(service("b"), "why", None);
-        pacer.done(begun, false);
-        pacer.due().await;
+        schedule.fail(service("b"), "why", None);
+        schedule.done(begun, false);
+        schedule.due().await;
         assert_eq!(begun.elapsed(), PAUSES.0 * 2);
 
         // The server asks for more, and the pauses go on from there.
         for (asked, pause) in [(Some(7), 7), (None, 14)] {
             let begun = Instant::now();
-            pacer.fail(service("b"), "why", asked.map(Duration::from_secs));
-            pacer.done(begun, false);
-            pacer.due().await;
+            schedule.fail(service("b"), "why", asked.map(Duration::from_secs));
+            schedule.done(begun, false);
+            schedule.due().await;
             assert_eq!(begun.elapsed(), Duration::from_secs(pause));
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_write_that_fails_is_logged_once_for_each_reason_until_it_succeeds() {
-        let mut pacer = Pacer {
+        let mut schedule = WriteScheduler {
             dirty: true,
-            ..Pacer::default()
+            ..WriteScheduler::default()
         };
         let mut attempt = async |outcome: Result<(), &str>| {
-            pacer.due().await;
+            schedule.due().await;
             let begun = Instant::now();
-            assert!(pacer.allows(&service("a"), 1));
+            assert!(schedule.allows(&service("a"), 1));
             let logged = match outcome {
                 Ok(()) => {
-                    pacer.wrote(service("a"), 1);
+                    schedule.wrote(service("a"), 1);
                     false
                 }
-                Err(reason) => pacer.fail(service("a"), reason, None),
+                Err(reason) => schedule.fail(service("a"), reason, None),
             };
-            pacer.done(begun, true);
+            schedule.done(begun, true);
             logged
         };
         for (outcome, logged) in [
@@ -248,55 +248,55 @@ mod tests {
             tokio::time::advance(PAUSES.1).await;
             assert_eq!(attempt(outcome).await, logged, "{outcome:?}");
         }
-        assert!(pacer.fail(service("b"), "away", None), "another object");
+        assert!(schedule.fail(service("b"), "away", None), "another object");
     }
 
     /// Writes the same to `a` when it may be; returns how long that took.
-    async fn write_again(pacer: &mut Pacer) -> Duration {
+    async fn write_again(schedule: &mut WriteScheduler) -> Duration {
         let begun = Instant::now();
-        while !pacer.allows(&service("a"), 1) {
-            pacer.done(Instant::now(), false);
-            pacer.due().await;
+        while !schedule.allows(&service("a"), 1) {
+            schedule.done(Instant::now(), false);
+            schedule.due().await;
         }
-        pacer.wrote(service("a"), 1);
-        pacer.done(Instant::now(), false);
+        schedule.wrote(service("a"), 1);
+        schedule.done(Instant::now(), false);
         begun.elapsed()
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_somebody_undoes_is_written_again_less_and_less_often() {
-        let mut pacer = Pacer::default();
+        let mut schedule = WriteScheduler::default();
         for pause in [0, 0, 1, 2, 4, 8, 16, 30, 30] {
-            let took = write_again(&mut pacer).await;
+            let took = write_again(&mut schedule).await;
             assert_eq!(took, Duration::from_secs(pause));
         }
         // Something else is news, and another object is another one.
-        assert!(!pacer.allows(&service("a"), 1));
-        assert!(pacer.allows(&service("a"), 2));
-        assert!(pacer.allows(&service("b"), 1));
+        assert!(!schedule.allows(&service("a"), 1));
+        assert!(schedule.allows(&service("a"), 2));
+        assert!(schedule.allows(&service("b"), 1));
         tokio::time::advance(PAUSES.1 + QUIET).await;
         for pause in [0, 0, 1] {
-            let took = write_again(&mut pacer).await;
+            let took = write_again(&mut schedule).await;
             assert_eq!(took, Duration::from_secs(pause));
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_pause_is_waited_for_only_by_who_has_something_to_write() {
-        let mut pacer = Pacer::default();
+        let mut schedule = WriteScheduler::default();
         for _ in 0..2 {
-            write_again(&mut pacer).await;
+            write_again(&mut schedule).await;
         }
-        let due = tokio::time::timeout(QUIET, pacer.due());
+        let due = tokio::time::timeout(QUIET, schedule.due());
         assert!(due.await.is_err(), "nobody has undone it");
 
         // Somebody has, and then put it right: nothing is left to be done at the end of the pause.
-        write_again(&mut pacer).await;
-        assert!(!pacer.allows(&service("a"), 1));
-        pacer.done(Instant::now(), false);
-        pacer.due().await;
-        pacer.done(Instant::now(), false);
-        let due = tokio::time::timeout(QUIET, pacer.due());
+        write_again(&mut schedule).await;
+        assert!(!schedule.allows(&service("a"), 1));
+        schedule.done(Instant::now(), false);
+        schedule.due().await;
+        schedule.done(Instant::now(), false);
+        let due = tokio::time::timeout(QUIET, schedule.due());
         assert!(due.await.is_err());
     }
 }

@@ -16,7 +16,7 @@ use crate::kubernetes::schema::{Unreadable, name};
 
 /// The objects of one kind as the API server has them.
 #[derive(Debug)]
-pub(super) struct Mirror<T> {
+pub(super) struct ObjectCache<T> {
     objects: BTreeMap<ObjectName, T>,
     /// The part of a running list that has arrived. It replaces the objects when the list is complete.
     listed: Option<BTreeMap<ObjectName, (Option<u64>, T)>>,
@@ -60,7 +60,7 @@ impl<T> Versioned<T> {
     }
 }
 
-impl<T> Default for Mirror<T> {
+impl<T> Default for ObjectCache<T> {
     fn default() -> Self {
         Self {
             objects: BTreeMap::new(),
@@ -72,7 +72,7 @@ impl<T> Default for Mirror<T> {
     }
 }
 
-impl<T: Clone + PartialEq> Mirror<T> {
+impl<T: Clone + PartialEq> ObjectCache<T> {
     /// Returns the known objects. These are all objects once a list was complete.
     pub(super) fn objects(&self) -> &BTreeMap<ObjectName, T> {
         &self.objects
@@ -230,108 +230,113 @@ mod tests {
 
     #[test]
     fn a_list_replaces_everything_once_it_is_complete() {
-        let mut mirror = Mirror::default();
-        assert!(!mirror.follow(Event::Init));
-        assert!(!mirror.follow(Event::InitApply(named("a", 1))));
-        assert!(mirror.objects().is_empty() && !mirror.is_complete());
-        assert!(mirror.follow(Event::InitDone));
-        assert!(mirror.is_complete());
-        assert!(mirror.follow(Event::Apply(named("b", 2))));
+        let mut object_cache = ObjectCache::default();
+        assert!(!object_cache.follow(Event::Init));
+        assert!(!object_cache.follow(Event::InitApply(named("a", 1))));
+        assert!(object_cache.objects().is_empty() && !object_cache.is_complete());
+        assert!(object_cache.follow(Event::InitDone));
+        assert!(object_cache.is_complete());
+        assert!(object_cache.follow(Event::Apply(named("b", 2))));
 
         // A second list misses `a`.
-        mirror.follow(Event::Init);
-        mirror.follow(Event::InitApply(named("b", 2)));
-        assert_eq!(mirror.objects().len(), 2);
-        assert!(mirror.follow(Event::InitDone));
-        assert_eq!(mirror.objects().values().collect::<Vec<_>>(), [&2]);
+        object_cache.follow(Event::Init);
+        object_cache.follow(Event::InitApply(named("b", 2)));
+        assert_eq!(object_cache.objects().len(), 2);
+        assert!(object_cache.follow(Event::InitDone));
+        assert_eq!(object_cache.objects().values().collect::<Vec<_>>(), [&2]);
     }
 
     #[test]
     fn what_cannot_be_read_stays_as_it_was() {
-        let mut mirror = Mirror::default();
-        mirror.follow(Event::Apply(named("a", 1)));
+        let mut object_cache = ObjectCache::default();
+        object_cache.follow(Event::Apply(named("a", 1)));
         let unreadable = |name| Event::InitUnreadable(ObjectName::new("", name));
-        mirror.follow(Event::Init);
-        mirror.follow(unreadable("a"));
-        mirror.follow(unreadable("b"));
-        mirror.follow(Event::InitDone);
-        assert_eq!(mirror.objects().values().collect::<Vec<_>>(), [&1]);
-        mirror.follow(Event::Init);
-        assert!(mirror.follow(Event::InitDone), "it is gone");
-        assert!(mirror.objects().is_empty());
+        object_cache.follow(Event::Init);
+        object_cache.follow(unreadable("a"));
+        object_cache.follow(unreadable("b"));
+        object_cache.follow(Event::InitDone);
+        assert_eq!(object_cache.objects().values().collect::<Vec<_>>(), [&1]);
+        object_cache.follow(Event::Init);
+        assert!(object_cache.follow(Event::InitDone), "it is gone");
+        assert!(object_cache.objects().is_empty());
     }
 
     #[test]
     fn what_says_nothing_new_is_no_change() {
-        let mut mirror = Mirror::default();
-        mirror.follow(Event::Init);
-        assert!(mirror.follow(Event::InitDone), "even an empty list is news");
-        assert!(mirror.follow(Event::Apply(named("a", 1))));
-        assert!(!mirror.follow(Event::Apply(named("a", 1))));
-        assert!(mirror.follow(Event::Apply(named("a", 2))));
-        assert!(mirror.follow(Event::Delete(ObjectName::new("", "a"))));
-        assert!(!mirror.follow(Event::Delete(ObjectName::new("", "a"))));
+        let mut object_cache = ObjectCache::default();
+        object_cache.follow(Event::Init);
+        assert!(
+            object_cache.follow(Event::InitDone),
+            "even an empty list is news"
+        );
+        assert!(object_cache.follow(Event::Apply(named("a", 1))));
+        assert!(!object_cache.follow(Event::Apply(named("a", 1))));
+        assert!(object_cache.follow(Event::Apply(named("a", 2))));
+        assert!(object_cache.follow(Event::Delete(ObjectName::new("", "a"))));
+        assert!(!object_cache.follow(Event::Delete(ObjectName::new("", "a"))));
     }
 
     #[test]
     fn what_a_write_has_shown_is_not_replaced_by_what_was_before() {
-        let mut mirror = Mirror::default();
-        mirror.take_answer(versioned("a", "10", 10));
-        assert!(!mirror.follow(Event::Apply(versioned("a", "9", 9))));
-        assert!(mirror.follow(Event::Apply(versioned("b", "3", 3))));
-        assert!(mirror.follow(Event::Apply(versioned("a", "11", 11))));
+        let mut object_cache = ObjectCache::default();
+        object_cache.take_answer(versioned("a", "10", 10));
+        assert!(!object_cache.follow(Event::Apply(versioned("a", "9", 9))));
+        assert!(object_cache.follow(Event::Apply(versioned("b", "3", 3))));
+        assert!(object_cache.follow(Event::Apply(versioned("a", "11", 11))));
         // A deletion and a list count whatever the versions.
-        mirror.take_answer(versioned("a", "20", 20));
-        assert!(mirror.follow(Event::Delete(ObjectName::new("", "a"))));
-        assert!(mirror.follow(Event::Apply(versioned("a", "5", 5))));
-        mirror.take_answer(versioned("a", "20", 20));
-        mirror.follow(Event::Init);
-        mirror.follow(Event::InitApply(versioned("a", "6", 6)));
-        assert!(mirror.follow(Event::InitDone));
-        assert!(mirror.follow(Event::Apply(versioned("a", "7", 7))));
-        let left: Vec<_> = mirror.objects().values().collect();
+        object_cache.take_answer(versioned("a", "20", 20));
+        assert!(object_cache.follow(Event::Delete(ObjectName::new("", "a"))));
+        assert!(object_cache.follow(Event::Apply(versioned("a", "5", 5))));
+        object_cache.take_answer(versioned("a", "20", 20));
+        object_cache.follow(Event::Init);
+        object_cache.follow(Event::InitApply(versioned("a", "6", 6)));
+        assert!(object_cache.follow(Event::InitDone));
+        assert!(object_cache.follow(Event::Apply(versioned("a", "7", 7))));
+        let left: Vec<_> = object_cache.objects().values().collect();
         assert_eq!(left, [&7]);
     }
 
     #[test]
     fn a_list_that_a_write_overlaps_does_not_undo_it() {
-        let mut mirror = Mirror::default();
+        let mut object_cache = ObjectCache::default();
         // Before and after what the list has of them.
-        mirror.follow(Event::Init);
-        mirror.take_answer(versioned("a", "41", 41));
-        mirror.follow(Event::InitApply(versioned("a", "31", 31)));
-        mirror.follow(Event::InitApply(versioned("b", "32", 32)));
-        mirror.follow(Event::InitApply(versioned("c", "33", 33)));
-        mirror.take_answer(versioned("b", "42", 42));
-        mirror.follow(Event::InitDone);
-        let left = |mirror: &Mirror<u64>| mirror.objects().values().copied().collect::<Vec<_>>();
-        assert_eq!(left(&mirror), [41, 42, 33]);
-        assert!(!mirror.follow(Event::Apply(versioned("a", "40", 40))));
-        assert!(mirror.follow(Event::Apply(versioned("a", "43", 43))));
+        object_cache.follow(Event::Init);
+        object_cache.take_answer(versioned("a", "41", 41));
+        object_cache.follow(Event::InitApply(versioned("a", "31", 31)));
+        object_cache.follow(Event::InitApply(versioned("b", "32", 32)));
+        object_cache.follow(Event::InitApply(versioned("c", "33", 33)));
+        object_cache.take_answer(versioned("b", "42", 42));
+        object_cache.follow(Event::InitDone);
+        let left = |object_cache: &ObjectCache<u64>| {
+            object_cache.objects().values().copied().collect::<Vec<_>>()
+        };
+        assert_eq!(left(&object_cache), [41, 42, 33]);
+        assert!(!object_cache.follow(Event::Apply(versioned("a", "40", 40))));
+        assert!(object_cache.follow(Event::Apply(versioned("a", "43", 43))));
 
         // One that was deleted after the answer is in no list.
-        mirror.follow(Event::Init);
-        mirror.take_answer(versioned("b", "50", 50));
-        mirror.follow(Event::InitApply(versioned("a", "43", 43)));
-        assert!(mirror.follow(Event::InitDone));
-        assert_eq!(left(&mirror), [43]);
+        object_cache.follow(Event::Init);
+        object_cache.take_answer(versioned("b", "50", 50));
+        object_cache.follow(Event::InitApply(versioned("a", "43", 43)));
+        assert!(object_cache.follow(Event::InitDone));
+        assert_eq!(left(&object_cache), [43]);
     }
 
     #[test]
     fn versions_that_are_no_numbers_tell_nothing() {
-        let mut mirror = Mirror::default();
+        let mut object_cache = ObjectCache::default();
         for (answer, event) in [("x", "9"), ("10", "x"), ("10", "")] {
-            mirror.take_answer(versioned("a", answer, 1));
-            assert!(mirror.follow(Event::Apply(versioned("a", event, 2))));
+            object_cache.take_answer(versioned("a", answer, 1));
+            assert!(object_cache.follow(Event::Apply(versioned("a", event, 2))));
         }
     }
 
     proptest! {
-        /// Whatever is written by us and by others, and however late the watch is: what the mirror has never
+        /// Whatever is written by us and by others, and however late the watch is: what the object_cache has never
         /// gets older, is never older than an answer to us, and is the last in the end.
         #[test]
         fn an_object_never_gets_older(steps in vec(0..3_u8, 1..40)) {
-            let mut mirror = Mirror::default();
+            let mut object_cache = ObjectCache::default();
             let (mut last, mut told, mut known) = (0_u64, 0_u64, 0_u64);
             let show = |version: u64| versioned("a", &version.to_string(), version);
             for step in steps {
@@ -339,22 +344,22 @@ mod tests {
                     0 => last += 1,
                     1 => {
                         last += 1;
-                        mirror.take_answer(show(last));
+                        object_cache.take_answer(show(last));
                         known = last;
                     }
                     _ if told < last => {
                         told += 1;
-                        mirror.follow(Event::Apply(show(told)));
+                        object_cache.follow(Event::Apply(show(told)));
                         known = known.max(told);
                     }
                     _ => {}
                 }
-                prop_assert_eq!(mirror.objects().values().copied().next().unwrap_or(0), known);
+                prop_assert_eq!(object_cache.objects().values().copied().next().unwrap_or(0), known);
             }
             for version in told + 1..=last {
-                mirror.follow(Event::Apply(show(version)));
+                object_cache.follow(Event::Apply(show(version)));
             }
-            prop_assert_eq!(mirror.objects().values().copied().next().unwrap_or(0), last);
+            prop_assert_eq!(object_cache.objects().values().copied().next().unwrap_or(0), last);
         }
     }
 }

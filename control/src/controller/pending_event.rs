@@ -2,7 +2,7 @@
 
 /// An Event about a Service or a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Notice {
+pub(super) struct PendingEvent {
     /// Whether a human should look.
     pub(super) warning: bool,
     /// The reason, in CamelCase.
@@ -11,7 +11,7 @@ pub(super) struct Notice {
     pub(super) text: String,
 }
 
-impl Notice {
+impl PendingEvent {
     /// Returns an Event of type Warning.
     pub(super) fn warning(reason: &'static str, text: String) -> Self {
         Self {

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::{AllocationError, Inventory};
-use crate::controller::block::Family;
+use crate::controller::address_range::Family;
 use crate::controller::objects::{Request, Service};
 
 /// The request of a Service, decoded.
-pub(super) struct Wish<'a> {
+pub(super) struct AddressRequest<'a> {
     pub(super) addresses: BTreeMap<Family, IpAddr>,
     pub(super) pools: Vec<&'a str>,
 }
 
-impl<'a> Wish<'a> {
+impl<'a> AddressRequest<'a> {
     pub(super) fn of(service: &'a Service, inventory: &Inventory) -> Result<Self, AllocationError> {
         let Request {
             addresses,

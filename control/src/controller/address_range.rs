@@ -32,13 +32,13 @@ impl fmt::Display for Family {
 
 /// The addresses of one family from the first to the last, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Block {
+pub(super) struct AddressRange {
     first: IpAddr,
     last: IpAddr,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum BlockError {
+pub(super) enum AddressRangeError {
     #[error("it is no CIDR, no range FIRST-LAST and no address")]
     Form,
     #[error("it has bits beyond its prefix length; write {0}")]
@@ -51,7 +51,7 @@ pub(super) enum BlockError {
     Special(IpNet),
 }
 
-impl Block {
+impl AddressRange {
     pub(super) fn family(&self) -> Family {
         Family::of(self.first)
     }
@@ -73,13 +73,13 @@ impl Block {
         number(self.last) - number(self.first) + 1
     }
 
-    /// Returns whether the blocks have an address in common.
+    /// Returns whether the ranges have an address in common.
     pub(super) fn meets(&self, other: &Self) -> bool {
         self.first <= other.last && other.first <= self.last
     }
 }
 
-impl From<IpNet> for Block {
+impl From<IpNet> for AddressRange {
     fn from(network: IpNet) -> Self {
         Self {
             first: network.network(),
@@ -88,74 +88,74 @@ impl From<IpNet> for Block {
     }
 }
 
-impl FromStr for Block {
-    type Err = BlockError;
+impl FromStr for AddressRange {
+    type Err = AddressRangeError;
 
-    fn from_str(text: &str) -> Result<Self, BlockError> {
-        let block = if let Ok(network) = text.parse::<IpNet>() {
+    fn from_str(text: &str) -> Result<Self, AddressRangeError> {
+        let range = if let Ok(network) = text.parse::<IpNet>() {
             if network.addr() != network.network() {
-                return Err(BlockError::HostBits(network.trunc()));
+                return Err(AddressRangeError::HostBits(network.trunc()));
             }
             Self::from(network)
         } else {
             let (first, last) = text.split_once('-').unwrap_or((text, text));
-            let address = |text: &str| text.trim().parse().map_err(|_| BlockError::Form);
+            let address = |text: &str| text.trim().parse().map_err(|_| AddressRangeError::Form);
             Self {
                 first: address(first)?,
                 last: address(last)?,
             }
         };
-        if Family::of(block.first) != Family::of(block.last) {
-            return Err(BlockError::Families);
+        if Family::of(range.first) != Family::of(range.last) {
+            return Err(AddressRangeError::Families);
         }
-        if block.last < block.first {
-            return Err(BlockError::Order);
+        if range.last < range.first {
+            return Err(AddressRangeError::Order);
         }
         match special()
             .into_iter()
-            .find(|net| block.meets(&Self::from(*net)))
+            .find(|net| range.meets(&Self::from(*net)))
         {
-            Some(network) => Err(BlockError::Special(network)),
-            None => Ok(block),
+            Some(network) => Err(AddressRangeError::Special(network)),
+            None => Ok(range),
         }
     }
 }
 
-/// Counts the addresses of blocks. An address in several blocks counts once.
-pub(super) fn size(blocks: &[Block]) -> u128 {
-    let mut sorted = blocks.to_vec();
+/// Counts the addresses of ranges. An address in several ranges counts once.
+pub(super) fn size(ranges: &[AddressRange]) -> u128 {
+    let mut sorted = ranges.to_vec();
     sorted.sort_unstable();
     let mut size = 0;
     let mut counted: Option<IpAddr> = None;
-    for block in sorted {
+    for range in sorted {
         match counted {
-            Some(last) if block.last <= last => continue,
-            Some(last) if block.first <= last => size += number(block.last) - number(last),
-            _ => size += block.size(),
+            Some(last) if range.last <= last => continue,
+            Some(last) if range.first <= last => size += number(range.last) - number(last),
+            _ => size += range.size(),
         }
-        counted = Some(block.last);
+        counted = Some(range.last);
     }
     size
 }
 
-/// Returns the parts of `blocks` that are in none of `others`.
+/// Returns the parts of `ranges` that are in none of `others`.
 pub(super) fn without<'a>(
-    blocks: &[Block],
-    others: impl IntoIterator<Item = &'a Block>,
-) -> Vec<Block> {
-    let mut left = blocks.to_vec();
+    ranges: &[AddressRange],
+    others: impl IntoIterator<Item = &'a AddressRange>,
+) -> Vec<AddressRange> {
+    let mut left = ranges.to_vec();
     for other in others {
-        let parts = left.into_iter().flat_map(|block| {
-            if !block.meets(other) {
-                return [Some(block), None];
+        let parts = left.into_iter().flat_map(|range| {
+            if !range.meets(other) {
+                return [Some(range), None];
             }
             let before =
-                previous(other.first).filter(|last| block.first <= *last && *last <= block.last);
+                previous(other.first).filter(|last| range.first <= *last && *last <= range.last);
             let behind =
-                next(other.last).filter(|first| block.first <= *first && *first <= block.last);
+                next(other.last).filter(|first| range.first <= *first && *first <= range.last);
             [
-                before.map(|last| Block { last, ..block }),
-                behind.map(|first| Block { first, ..block }),
+                before.map(|last| AddressRange { last, ..range }),
+                behind.map(|first| AddressRange { first, ..range }),
             ]
         });
         left = parts.flatten().collect();
@@ -208,7 +208,7 @@ fn special() -> [IpNet; 8] {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Result<Block, BlockError> {
+    fn parse(text: &str) -> Result<AddressRange, AddressRangeError> {
         text.parse()
     }
 
@@ -226,22 +226,28 @@ mod tests {
             ),
             ("2001:db8::1-2001:db8::a", "2001:db8::1", "2001:db8::a", 10),
         ] {
-            let block = parse(text).unwrap();
-            assert_eq!(block.first(), first.parse::<IpAddr>().unwrap(), "{text}");
-            assert_eq!(block.last(), last.parse::<IpAddr>().unwrap(), "{text}");
-            assert_eq!(block.size(), size, "{text}");
+            let range = parse(text).unwrap();
+            assert_eq!(range.first(), first.parse::<IpAddr>().unwrap(), "{text}");
+            assert_eq!(range.last(), last.parse::<IpAddr>().unwrap(), "{text}");
+            assert_eq!(range.size(), size, "{text}");
         }
     }
 
     #[test]
     fn other_texts_are_refused() {
         for text in ["", "-", "192.0.2.0/33", "192.0.2.1-", "192.0.2.1-3", "web"] {
-            assert_eq!(parse(text), Err(BlockError::Form), "{text}");
+            assert_eq!(parse(text), Err(AddressRangeError::Form), "{text}");
         }
         let network = "192.0.2.0/24".parse().unwrap();
-        assert_eq!(parse("192.0.2.1/24"), Err(BlockError::HostBits(network)));
-        assert_eq!(parse("192.0.2.1-2001:db8::1"), Err(BlockError::Families));
-        assert_eq!(parse("192.0.2.2-192.0.2.1"), Err(BlockError::Order));
+        assert_eq!(
+            parse("192.0.2.1/24"),
+            Err(AddressRangeError::HostBits(network))
+        );
+        assert_eq!(
+            parse("192.0.2.1-2001:db8::1"),
+            Err(AddressRangeError::Families)
+        );
+        assert_eq!(parse("192.0.2.2-192.0.2.1"), Err(AddressRangeError::Order));
     }
 
     #[test]
@@ -257,30 +263,33 @@ mod tests {
             "fe80::/64",
             "2001:db8::-ff02::1",
         ] {
-            assert!(matches!(parse(text), Err(BlockError::Special(_))), "{text}");
+            assert!(
+                matches!(parse(text), Err(AddressRangeError::Special(_))),
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn what_blocks_have_in_common_counts_once() {
-        let blocks = [
+        let ranges = [
             "192.0.2.8/29",
             "192.0.2.0-192.0.2.9",
             "192.0.2.4",
             "192.0.2.100",
             "2001:db8::/126",
         ];
-        let blocks: Vec<Block> = blocks.iter().map(|text| text.parse().unwrap()).collect();
-        assert_eq!(size(&blocks), 16 + 1 + 4);
+        let ranges: Vec<AddressRange> = ranges.iter().map(|text| text.parse().unwrap()).collect();
+        assert_eq!(size(&ranges), 16 + 1 + 4);
         assert_eq!(size(&[]), 0);
     }
 
     #[test]
     fn what_others_have_is_cut_out() {
-        let blocks = |texts: &[&str]| -> Vec<Block> {
+        let ranges = |texts: &[&str]| -> Vec<AddressRange> {
             texts.iter().map(|text| text.parse().unwrap()).collect()
         };
-        let all = blocks(&["192.0.2.0/28", "192.0.2.4-192.0.2.20", "2001:db8::/126"]);
+        let all = ranges(&["192.0.2.0/28", "192.0.2.4-192.0.2.20", "2001:db8::/126"]);
         for (others, left) in [
             (
                 &[][..],
@@ -305,7 +314,7 @@ mod tests {
                 &["192.0.2.0/29", "192.0.2.4-192.0.2.7"],
             ),
         ] {
-            assert_eq!(without(&all, &blocks(others)), blocks(left), "{others:?}");
+            assert_eq!(without(&all, &ranges(others)), ranges(left), "{others:?}");
         }
     }
 }

@@ -4,17 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::{AllocationError, Holder, Inventory};
-use crate::controller::block::{self, Block};
+use crate::controller::address_range::{self, AddressRange};
 use crate::controller::objects::Service;
 
-pub(super) struct Ledger<'a> {
+pub(super) struct AddressOwners<'a> {
     inventory: &'a Inventory,
     holders: BTreeMap<IpAddr, Holders<'a>>,
     /// Addresses of the Services with each sharing key.
     shared: BTreeMap<&'a str, BTreeSet<IpAddr>>,
-    /// For each block, the address up to which all are known to be taken. Valid because no address is released
+    /// For each range, the address up to which all are known to be taken. Valid because no address is released
     /// while Services are being filled.
-    searched: BTreeMap<(Block, Search), IpAddr>,
+    searched: BTreeMap<(AddressRange, Search), IpAddr>,
 }
 
 /// Which addresses count as free.
@@ -35,7 +35,7 @@ enum Holders<'a> {
     Services(Vec<&'a Service>),
 }
 
-impl<'a> Ledger<'a> {
+impl<'a> AddressOwners<'a> {
     pub(super) fn new(inventory: &'a Inventory) -> Self {
         let named = inventory.external.iter();
         let named = named.map(|address| (*address, Holders::Named));
@@ -117,22 +117,22 @@ impl<'a> Ledger<'a> {
         addresses.into_iter().flatten().copied()
     }
 
-    pub(super) fn first_free(&mut self, block: Block, search: Search) -> Option<IpAddr> {
-        let searched = self.searched.get(&(block, search));
-        let from = *searched.unwrap_or(&block.first());
+    pub(super) fn first_free(&mut self, range: AddressRange, search: Search) -> Option<IpAddr> {
+        let searched = self.searched.get(&(range, search));
+        let from = *searched.unwrap_or(&range.first());
         let mut free = Some(from);
         let is_taken =
             |holders: &Holders<'_>| search == Search::Unnamed || !matches!(holders, Holders::Named);
-        let holders = self.holders.range(from..=block.last());
+        let holders = self.holders.range(from..=range.last());
         for taken in holders.filter_map(|(taken, by)| is_taken(by).then_some(*taken)) {
             if Some(taken) != free {
                 break;
             }
-            free = block::next(taken);
+            free = address_range::next(taken);
         }
-        let free = free.filter(|free| *free <= block.last());
-        let from = free.unwrap_or(block.last());
-        self.searched.insert((block, search), from);
+        let free = free.filter(|free| *free <= range.last());
+        let from = free.unwrap_or(range.last());
+        self.searched.insert((range, search), from);
         free
     }
 }

@@ -6,15 +6,13 @@
 //! Tables are in use while they change. These rules keep every packet safe:
 //!
 //! * An entry of `BACKENDS` or `NEXTHOPS` is written before anything names it, and does not change after that. Only
-//!   [`Backend::next_hop`] and [`Backend::flags`] are replaced, each by one store.
-//! * `LUT` slots are replaced one by one with compare-exchange. A service's whole run is replaced by one store of its
+//!   [`Backend::next_hop`], [`Backend::flags`] and [`Backend::owner`] are replaced, each by one store.
+//! * `LUT` slots are replaced one by one, each by one store. A service's whole run is replaced by one store of its
 //!   [`ServiceWord`].
 //! * An id or run that nothing names any more is reused only after an RCU grace period. So a packet in flight never
-//!   finds
-//!   another owner's entry behind it.
+//!   finds another owner's entry behind it.
 //! * The kernel recycles hash elements at once, without a grace period. Hence the key check in the [`ServiceWord`]:
-//!   see
-//!   [`crate::decide`].
+//!   see [`crate::decide::owner::find`].
 //!
 //! A release that changes a layout raises [`VERSION`], which names the pin directory.
 

@@ -98,7 +98,7 @@ reasons! {
     DropReason from PassReason::END => {
         /// The client's address is in none of the service's source ranges.
         SourceRange = "source_range",
-        /// The service has no backend.
+        /// An ICMP error about a packet of a service without backends.
         NoBackend = "no_backend",
         /// TTL or hop limit too low for one more hop.
         TtlExpired = "ttl_expired",
@@ -141,13 +141,13 @@ reasons! {
         /// A packet from a VIP that would begin a flow to a pod or in NAT mode. No client has a VIP, so the source is
         /// forged.
         SourceIsVip = "source_is_vip",
-        /// The client's port already talks to the same pod by another address of the pod, and every other port that
-        /// was tried is in use too.
+        /// The client's port already talks to the same pod by another VIP of the pod, and every other port that was
+        /// tried is in use too.
         FlowConflict = "flow_conflict",
-        /// A segment of an unknown connection, while the client's port talks to the same pod by another address of
-        /// the pod.
+        /// A segment of an unknown connection, while the client's port talks to the same pod by another VIP of the
+        /// pod.
         UnknownFlow = "unknown_flow",
-        /// The table of flows is full.
+        /// The kernel has given the table of flows no element.
         FlowTableFull = "flow_table_full",
         /// NAT mode: a segment of an unknown connection.
         NatUnknownFlow = "nat_unknown_flow",

@@ -226,7 +226,7 @@ pub struct BackendKey {
     pub address: IpAddr,
     /// The pod, or the backend of NAT mode.
     pub pod: Option<SocketAddr>,
-    /// Whether it takes part by NAT.
+    /// Whether it is reached by NAT.
     pub nat: bool,
 }
 

@@ -22,7 +22,7 @@ pub struct Backend {
     pub next_hop: u32,
     /// [`BACKEND_V4`] or [`BACKEND_V6`], and the other flags.
     pub flags: u32,
-    /// Address of the pod, or of the machine that takes part by NAT.
+    /// Address of the pod, or of the machine that is reached by NAT.
     pub pod: AddressKey,
     /// Port of the pod or of that machine, in wire order.
     pub port: [u8; 2],
@@ -43,7 +43,7 @@ pub const BACKEND_LOCAL: u32 = 4;
 /// [`Backend::flags`]: a pod behind a Guideway node; `pod`, `port` and `tag` are valid. Without it, the node itself
 /// has the VIP.
 pub const BACKEND_POD: u32 = 8;
-/// [`Backend::flags`]: it takes part by NAT; `pod` and `port` are valid.
+/// [`Backend::flags`]: it is reached by NAT; `pod` and `port` are valid.
 pub const BACKEND_NAT: u32 = 16;
 
 impl Backend {

@@ -14,8 +14,8 @@ plain_data! {
 /// the IPv6 flow label.
 ///
 /// ```text
-/// 15         14         11 10                                   0
-/// | returned | tries left | low 11 bits of the pod's address     |
+/// 15     11 10                              0
+/// |  zero  | low 11 bits of the pod's address |
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tag(pub u16);
@@ -23,7 +23,7 @@ pub struct Tag(pub u16);
 impl Tag {
     const POD_BITS: u32 = 11;
 
-    /// Builds the tag of the pod with this address, with no tries left.
+    /// Builds the tag of the pod with this address.
     #[inline(always)]
     pub const fn pod(address: AddressKey) -> Self {
         let [_, low] = address.words();

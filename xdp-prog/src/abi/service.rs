@@ -94,7 +94,7 @@ pub const SERVICE_SOURCE_RANGES: u32 = 2;
 pub const SERVICE_DROP_WHEN_EMPTY: u32 = 4;
 /// [`Service::flags`]: a NodePort; the kernel's own flows use its address too.
 pub const SERVICE_NODE_PORT: u32 = 8;
-/// [`Service::flags`]: all its backends take part by NAT.
+/// [`Service::flags`]: all its backends are reached by NAT.
 pub const SERVICE_NAT: u32 = 16;
 
 /// [`Service::mode`]: packets get an outer IPv4 or IPv6 header.

@@ -92,8 +92,7 @@ fn set_checksum<S: Skb>(skb: &mut S, field: ChecksumField, check: u16) -> Result
 /// checksum. These packets are not judged:
 ///
 /// - Merged segments: some devices compute the pseudo-header's sum anew when they cut them apart, because it has no
-///   length
-///   there. So the field of a guest may hold anything.
+///   length there. So the field of a guest may hold anything.
 /// - Packets with extension headers or options: their pseudo-header may have another address (RFC 8200 section 8.1).
 /// - Fragments: their pseudo-header has another length.
 /// - A field of zero: some sockets leave it in checksums that they do not use.

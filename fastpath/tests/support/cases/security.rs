@@ -126,8 +126,8 @@ fn spoofed_tags(kind: Kind, outer: OuterEnds) -> Vec<Case> {
     let mut cases = Vec::new();
     for (what, tag) in [
         ("with_the_tag_of_another_services_pod", foreign),
-        ("with_that_tag_said_to_be_returned", 0x8000 | foreign),
-        ("with_that_tag_and_tries_left", 0x7800 | foreign),
+        ("with_that_tag_and_its_highest_bit", 0x8000 | foreign),
+        ("with_that_tag_and_its_other_upper_bits", 0x7800 | foreign),
     ] {
         cases.push(named(what, tagged(&first, tag)).delivers(
             way(SERVICE, id),

@@ -86,7 +86,7 @@ fn choose<'t, F: Frame, A: Ip, T: World>(
         return Err(if owner.backend.flags & BACKEND_LOCAL != 0 {
             Verdict::Pass(PassReason::LocalBackend)
         } else {
-            // The backends no longer take part by NAT: the service is about to leave NAT mode.
+            // The backends are not reached by NAT any more: the service is about to leave NAT mode.
             Verdict::Drop(DropReason::TableChanged)
         });
     }

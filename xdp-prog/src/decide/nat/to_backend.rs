@@ -123,7 +123,7 @@ pub(super) fn as_edge(
     }
 }
 
-/// Tells whether a backend takes part by NAT: its mode is NAT and it is not on this machine.
+/// Tells whether a backend is reached by NAT: its mode is NAT and it is not on this machine.
 #[inline(always)]
 pub(super) const fn is_by_nat(backend: &Backend) -> bool {
     backend.flags & (BACKEND_NAT | BACKEND_LOCAL) == BACKEND_NAT

@@ -3,7 +3,7 @@
 //! ```text
 //! Service --------\                     +-- service: what is captured, and by which rules
 //! EndpointSlice --+-> entry (dirty) --> +-- select:  endpoints by conditions, policy, hints   --> claims --> State
-//! Node, presence -/                     +-- outcome: services of the dataplane
+//! Node, machines -/                     +-- outcome: services of the dataplane
 //! ```
 //!
 //! The index is synchronous and pure: it has no clock, no client and no lock. The order in which objects arrive
@@ -66,7 +66,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 
-pub use self::machines::{Presence, Reserved};
+pub use self::machines::{GuidewayMachines, Reserved};
 pub use self::options::{Options, TopologyHints};
 pub(crate) use self::parse::address;
 pub(crate) use self::problem::quoted;
@@ -174,10 +174,10 @@ impl Index {
     }
 
     /// Replaces the set of machines that run Guideway.
-    pub fn set_presence(&mut self, presence: Presence) {
-        let edges = presence.edges.clone();
-        let nodes = presence.nodes.clone();
-        let old = self.machines.set_presence(presence);
+    pub fn set_guideway_machines(&mut self, guideway_machines: GuidewayMachines) {
+        let edges = guideway_machines.edges.clone();
+        let nodes = guideway_machines.nodes.clone();
+        let old = self.machines.set_guideway_machines(guideway_machines);
         let moved: BTreeSet<&str> = old
             .nodes
             .symmetric_difference(&nodes)
@@ -188,9 +188,9 @@ impl Index {
         }
         self.touch_addresses(old.edges.symmetric_difference(&edges));
         let slices = old.unreadable.keys();
-        let slices = slices.chain(self.machines.presence().unreadable.keys());
+        let slices = slices.chain(self.machines.guideway_machines().unreadable.keys());
         for slice in slices.cloned().collect::<BTreeSet<_>>() {
-            let problems = self.machines.presence().problems(&slice);
+            let problems = self.machines.guideway_machines().problems(&slice);
             self.set_problems(Object::Slice(slice), problems);
         }
         self.machines_changed();

@@ -1,7 +1,7 @@
 //! Follows the Kubernetes API and turns its objects into states for the agent.
 //!
 //! ```text
-//! API server -> list_watch (schema) -> arrival -> indexer (presence, index) -> feed -> agent
+//! API server -> list_watch (schema) -> watch_results -> cluster_objects (machine_tracker, index) -> cluster_feed -> agent
 //!                                            ^                             |
 //!                                            +- addresses of the machine --+
 //! ```
@@ -10,19 +10,19 @@
 //! it runs in a thread of its own, so that a list of thousands of objects delays no health check and no
 //! command.
 
-pub(crate) mod arrival;
 pub(crate) mod backoff;
 pub(crate) mod client;
+mod cluster_feed;
+mod cluster_objects;
 pub mod events;
-mod feed;
 mod follow;
-mod indexer;
 pub mod leases;
 pub(crate) mod list_watch;
-mod pace;
-pub(crate) mod presence;
+pub(crate) mod machine_tracker;
 pub(crate) mod request_errors;
 pub(crate) mod schema;
+mod update_pause;
+pub(crate) mod watch_results;
 mod worker;
 
 use std::collections::BTreeSet;
@@ -32,14 +32,14 @@ use std::net::IpAddr;
 
 use k8s_openapi::jiff::Timestamp;
 
-pub use self::arrival::WatchStatus;
 pub use self::client::{ClientError, Identity};
-pub use self::feed::{Feed, OwnMachine, Update, Watching};
-pub use self::indexer::Kind;
+pub use self::cluster_feed::{ClusterFeed, OwnMachine, Update, WatcherStatus};
+pub use self::cluster_objects::WatchedKind;
 pub use self::request_errors::RequestErrors;
+pub use self::watch_results::WatchStatus;
 
-use self::follow::Scope;
-use self::indexer::Indexer;
+use self::cluster_objects::ClusterObjects;
+use self::follow::WatchScope;
 use self::worker::Worker;
 use crate::config::Kubernetes;
 use crate::index::{Options, TopologyHints};
@@ -61,7 +61,7 @@ pub struct Watchers {
     server: kube::Config,
     options: Kubernetes,
     identity: Identity,
-    feed: Feed,
+    feed: ClusterFeed,
 }
 
 impl fmt::Debug for Watchers {
@@ -93,7 +93,7 @@ impl Watchers {
         );
         Ok(Self {
             worker,
-            feed: Feed::new(server.cluster_url.to_string()),
+            feed: ClusterFeed::new(server.cluster_url.to_string()),
             server,
             options,
             identity,
@@ -101,7 +101,7 @@ impl Watchers {
     }
 
     /// Returns the agent's end of the feed.
-    pub fn feed(&self) -> Feed {
+    pub fn feed(&self) -> ClusterFeed {
         self.feed.clone()
     }
 
@@ -137,12 +137,12 @@ impl Watchers {
                 }
             };
             let node_name = identity.node_name;
-            let scope = Scope {
+            let scope = WatchScope {
                 namespace: identity.namespace,
                 service: options.service.clone(),
                 api_servers: client::addresses(&server).await,
             };
-            let indexer = Indexer::new(
+            let objects = ClusterObjects::new(
                 index_options(options, node_name.clone(), hash_seed),
                 &scope.service,
                 inherited,
@@ -152,7 +152,7 @@ impl Watchers {
             // Both run in one task: if one panics, the thread ends and the agent is told.
             tokio::join!(
                 events::publish(client.clone(), node_name, reports, request_errors),
-                follow::follow(client, scope, indexer, hash_seed, feed, changed),
+                follow::follow(client, scope, objects, hash_seed, feed, changed),
             );
         })?;
         Ok(())
@@ -160,11 +160,11 @@ impl Watchers {
 }
 
 /// Publishes and logs what is missing. Nothing is programmed until it arrives.
-fn wait(feed: &Feed, reason: String) {
-    feed.tell(|watching| {
-        if watching.missing.first() != Some(&reason) {
+fn wait(feed: &ClusterFeed, reason: String) {
+    feed.update_status(|watchers| {
+        if watchers.missing.first() != Some(&reason) {
             tracing::warn!(reason, "waiting; nothing is programmed before");
-            watching.missing = vec![reason];
+            watchers.missing = vec![reason];
         }
     });
 }

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
     use crate::api::{Announced, ConfigStatus, Egress, Interface, Table};
     use crate::durations::Durations;
-    use crate::kubernetes::{WatchStatus, Watching};
+    use crate::kubernetes::{WatchStatus, WatcherStatus};
 
     /// Counts the series of each metric of a scrape.
     fn series_of(snapshot: Snapshot) -> BTreeMap<String, usize> {
@@ -255,7 +255,7 @@ mod tests {
                 .into(),
             },
             kubernetes: Some(KubernetesValues {
-                watching: Watching {
+                watchers: WatcherStatus {
                     objects: [("services", 3)].into(),
                     watches: WatchStatus {
                         events: [("services", 5)].into(),
@@ -265,7 +265,7 @@ mod tests {
                     failed_requests: [("lease", 3)].into(),
                     last_event: Some(1_700_000_001),
                     pending: 2,
-                    ..Watching::default()
+                    ..WatcherStatus::default()
                 },
                 synced: true,
                 problems: 4,

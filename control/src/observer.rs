@@ -38,7 +38,7 @@ use crate::announce::LoopHeartbeat;
 use crate::api::server::{error_line, line};
 use crate::api::{Reply, Request, unattached};
 use crate::health::monitor::Monitor;
-use crate::kubernetes::Feed;
+use crate::kubernetes::ClusterFeed;
 use crate::metrics;
 
 /// Most simultaneous answers; further ones wait. Each uses a core, and in a large cluster hundreds of megabytes.
@@ -58,7 +58,7 @@ pub(crate) struct Sources {
     pub(crate) views: watch::Receiver<Arc<View>>,
     pub(crate) reader: TableReader,
     pub(crate) health: Arc<Monitor>,
-    pub(crate) feed: Option<Feed>,
+    pub(crate) feed: Option<ClusterFeed>,
     pub(crate) heartbeat: LoopHeartbeat,
     pub(crate) agent: Handle,
     pub(crate) started: Instant,

@@ -24,7 +24,7 @@ use crate::durations::Durations;
 use crate::first_few::first_few;
 use crate::healthz::Checks;
 use crate::index::{Object, Problem, State};
-use crate::kubernetes::{Feed, Identity, OwnMachine, Update};
+use crate::kubernetes::{ClusterFeed, Identity, OwnMachine, Update};
 use crate::plan::Operation;
 use crate::versions::sides;
 
@@ -49,7 +49,7 @@ type Problems = OrdMap<Object, Arc<[Problem]>>;
 /// The state of the cluster, as far as it is known.
 #[derive(Debug)]
 pub(super) struct Cluster {
-    feed: Feed,
+    feed: ClusterFeed,
     /// When the first state arrived.
     synced: Option<Instant>,
     /// Whether the tables have contained a state.
@@ -63,7 +63,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    pub(super) fn new(feed: Feed) -> Self {
+    pub(super) fn new(feed: ClusterFeed) -> Self {
         Self {
             feed,
             synced: None,
@@ -265,7 +265,7 @@ impl Agent {
     }
 
     /// Returns the connection to the watchers; `None` without a cluster.
-    pub(super) fn feed(&self) -> Option<Feed> {
+    pub(super) fn feed(&self) -> Option<ClusterFeed> {
         self.cluster.as_ref().map(|cluster| cluster.feed.clone())
     }
 }

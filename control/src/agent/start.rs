@@ -27,7 +27,7 @@ use super::sweeps::Sweeps;
 use super::view::Publication;
 use crate::chain::chain;
 use crate::config::{Config, ConfigError, TableSizes, host};
-use crate::kubernetes::Feed;
+use crate::kubernetes::ClusterFeed;
 use crate::service_totals::ServiceTotals;
 use crate::target::{Machine, MachineServices};
 
@@ -84,7 +84,11 @@ impl Agent {
     /// # Errors
     ///
     /// Each error names cause and remedy. What an earlier agent left goes on serving.
-    pub fn start(path: &Path, config: Config, feed: Option<Feed>) -> Result<Self, StartError> {
+    pub fn start(
+        path: &Path,
+        config: Config,
+        feed: Option<ClusterFeed>,
+    ) -> Result<Self, StartError> {
         let facts = host::facts().map_err(StartError::Facts)?;
         host::validate(path, &config, &facts)?;
         let pins = Pins::new(&config.pin_dir);

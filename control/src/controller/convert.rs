@@ -14,7 +14,7 @@ use super::service_status::{ADDRESS_ASSIGNED, CurrentStatus, Ingress};
 use crate::desired::Protocol;
 use crate::index::objects::ServicePort;
 use crate::index::{self, Options, Problem, Reading};
-use crate::kubernetes::presence;
+use crate::kubernetes::machine_tracker;
 use crate::kubernetes::schema::{self, EndpointSlice, Node, ServiceSpec, ServiceStatus, name};
 
 const ADDRESSES: &str = "guideway.dev/addresses";
@@ -253,7 +253,9 @@ pub(super) fn edges(slice: &EndpointSlice) -> Vec<IpAddr> {
     let endpoints = slice.endpoints.iter().flatten();
     let outside = endpoints.filter(|endpoint| endpoint.node_name.is_none());
     let texts = outside.filter_map(|endpoint| endpoint.addresses.as_ref()?.first());
-    texts.filter_map(|text| presence::edge(text)).collect()
+    texts
+        .filter_map(|text| machine_tracker::edge(text))
+        .collect()
 }
 
 /// Reads the labels of an object.

@@ -30,9 +30,9 @@ use super::write::{WriteError, Writer};
 use super::write_scheduler::WriteScheduler;
 use crate::chain::chain;
 use crate::index::objects::{API_SERVICE, SERVICE_NAME};
-use crate::kubernetes::arrival::{Arrival, Change, arrivals};
 use crate::kubernetes::request_errors::Purpose;
 use crate::kubernetes::schema::{Namespace, Service};
+use crate::kubernetes::watch_results::{WatchAnswer, WatchResult, watch_results};
 use crate::timer::sleep_until;
 
 /// Most events applied before a decision.
@@ -73,10 +73,10 @@ pub(super) async fn follow(
         let leads = terms.borrow().is_leading();
         let is_ready = leads && planner.missing().is_empty();
         tokio::select! {
-            Some(arrivals) = events.next() => values.send_modify(|values| {
-                for Arrival { kind, outcome } in arrivals {
+            Some(watch_results) = events.next() => values.send_modify(|values| {
+                for WatchResult { kind, outcome } in watch_results {
                     match outcome {
-                        Ok(Change { is_event, take }) => {
+                        Ok(WatchAnswer { is_event, take }) => {
                             values.watches.note_answer(kind, is_event);
                             schedule.dirty |= take(&mut planner);
                         }
@@ -211,14 +211,17 @@ fn now() -> String {
         .to_string()
 }
 
-fn watches(client: &Client, scope: &ControllerScope) -> [BoxStream<'static, Arrival<Planner>>; 6] {
+fn watches(
+    client: &Client,
+    scope: &ControllerScope,
+) -> [BoxStream<'static, WatchResult<Planner>>; 6] {
     let classes = scope.classes.clone();
     let all = ListParams::default;
     let (namespace, name) = API_SERVICE;
     let of_api_servers = all().fields(&format!("metadata.name={name}"));
     let of_ours = all().labels(&format!("{SERVICE_NAME}={}", scope.service));
     [
-        arrivals(
+        watch_results(
             "service",
             Api::all(client.clone()),
             all(),
@@ -227,19 +230,19 @@ fn watches(client: &Client, scope: &ControllerScope) -> [BoxStream<'static, Arri
                 planner.services.take("service", event, convert)
             },
         ),
-        arrivals(
+        watch_results(
             "pool",
             Api::all(client.clone()),
             all(),
             |planner: &mut Planner, event| planner.pools.take("pool", event, convert::pool),
         ),
-        arrivals(
+        watch_results(
             "node",
             Api::all(client.clone()),
             all(),
             |planner: &mut Planner, event| planner.nodes.take("node", event, convert::node),
         ),
-        arrivals(
+        watch_results(
             "endpointslice",
             Api::namespaced(client.clone(), namespace),
             of_api_servers,
@@ -248,7 +251,7 @@ fn watches(client: &Client, scope: &ControllerScope) -> [BoxStream<'static, Arri
                 api_servers.take("endpointslice", event, convert::api_servers)
             },
         ),
-        arrivals(
+        watch_results(
             "endpointslice",
             Api::namespaced(client.clone(), &scope.namespace),
             of_ours,
@@ -256,7 +259,7 @@ fn watches(client: &Client, scope: &ControllerScope) -> [BoxStream<'static, Arri
                 planner.edges.take("endpointslice", event, convert::edges)
             },
         ),
-        arrivals(
+        watch_results(
             "namespace",
             Api::all(client.clone()),
             all(),

@@ -10,7 +10,7 @@ use crate::desired::unusable;
 
 /// The machines that run Guideway, according to the endpoints of its headless Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Presence {
+pub struct GuidewayMachines {
     /// Names of the Nodes. This machine's Node counts as running Guideway even if it is missing here.
     pub nodes: BTreeSet<String>,
     /// Addresses of edges outside the cluster.
@@ -19,7 +19,7 @@ pub struct Presence {
     pub unreadable: BTreeMap<ObjectName, BTreeSet<String>>,
 }
 
-impl Presence {
+impl GuidewayMachines {
     /// Returns the problems of a slice.
     pub(super) fn problems(&self, slice: &ObjectName) -> Vec<Problem> {
         let mut findings = Findings::default();
@@ -107,7 +107,7 @@ pub(super) struct Machines {
     /// Whether this machine does not deliver to its own pods.
     edge_only: bool,
     nodes: BTreeMap<String, Node>,
-    presence: Presence,
+    guideway_machines: GuidewayMachines,
     reserved: Reserved,
     /// Number of machines and reservations that have each address.
     taken: BTreeMap<IpAddr, usize>,
@@ -148,7 +148,7 @@ impl Machines {
 
     /// Returns the address of a Node, if it runs Guideway.
     pub(super) fn address(&self, name: &str) -> Option<IpAddr> {
-        if !self.is_own(name) && !self.presence.nodes.contains(name) {
+        if !self.is_own(name) && !self.guideway_machines.nodes.contains(name) {
             return None;
         }
         self.nodes.get(name)?.reached_at.first().copied()
@@ -165,15 +165,18 @@ impl Machines {
 
     /// Lists the source addresses from which other machines accept this machine's packets.
     pub(super) fn known_as(&self) -> BTreeSet<IpAddr> {
-        let shown = |name: &&String| self.presence.nodes.contains(*name);
+        let shown = |name: &&String| self.guideway_machines.nodes.contains(*name);
         let node = self.own_name.as_ref().filter(shown);
         let node = node.and_then(|name| self.nodes.get(name));
         let of_node = node.into_iter().flat_map(|node| &node.reached_at);
-        of_node.chain(&self.presence.edges).copied().collect()
+        of_node
+            .chain(&self.guideway_machines.edges)
+            .copied()
+            .collect()
     }
 
     pub(super) fn edges(&self) -> &BTreeSet<IpAddr> {
-        &self.presence.edges
+        &self.guideway_machines.edges
     }
 
     /// Returns whether any machine has an address.
@@ -192,7 +195,7 @@ impl Machines {
         } = &self.reserved;
         machine.contains(&address)
             || api_servers.iter().any(|socket| socket.ip() == address)
-            || self.presence.edges.contains(&address)
+            || self.guideway_machines.edges.contains(&address)
             || own.is_some_and(|own| own.addresses.contains(&address))
     }
 
@@ -226,14 +229,17 @@ impl Machines {
         self.nodes.keys()
     }
 
-    pub(super) fn presence(&self) -> &Presence {
-        &self.presence
+    pub(super) fn guideway_machines(&self) -> &GuidewayMachines {
+        &self.guideway_machines
     }
 
-    /// Replaces the presence. Returns the previous one.
-    pub(super) fn set_presence(&mut self, presence: Presence) -> Presence {
-        self.take(presence.edges.iter().copied());
-        let old = std::mem::replace(&mut self.presence, presence);
+    /// Replaces the machines that run Guideway. Returns the previous one.
+    pub(super) fn set_guideway_machines(
+        &mut self,
+        guideway_machines: GuidewayMachines,
+    ) -> GuidewayMachines {
+        self.take(guideway_machines.edges.iter().copied());
+        let old = std::mem::replace(&mut self.guideway_machines, guideway_machines);
         self.release(old.edges.iter().copied());
         old
     }

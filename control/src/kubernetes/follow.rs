@@ -16,12 +16,12 @@ use kube::api::ListParams;
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 
-use super::arrival::{Arrival, Change, arrivals};
-use super::feed::{Feed, Update};
-use super::indexer::{Indexer, Kind};
+use super::cluster_feed::{ClusterFeed, Update};
+use super::cluster_objects::{ClusterObjects, WatchedKind};
 use super::list_watch::Event;
-use super::pace::Pace;
-use super::presence;
+use super::machine_tracker;
+use super::update_pause::UpdatePause;
+use super::watch_results::{WatchAnswer, WatchResult, watch_results};
 use crate::chain::chain;
 use crate::index::objects::{HEADLESS, SERVICE_NAME, SERVICE_PROXY_NAME};
 use crate::timer::sleep_until;
@@ -31,7 +31,7 @@ const EVENTS_AT_ONCE: usize = 1024;
 
 /// Where Guideway's own objects are, and the addresses of the API server.
 #[derive(Clone, Debug)]
-pub(super) struct Scope {
+pub(super) struct WatchScope {
     /// Namespace of Guideway's own objects.
     pub(super) namespace: String,
     /// Name of Guideway's headless Service.
@@ -43,64 +43,66 @@ pub(super) struct Scope {
 /// Follows the API for ever. Calls `changed` after each state that it puts into the feed.
 pub(super) async fn follow(
     client: Client,
-    scope: Scope,
-    mut indexer: Indexer,
+    scope: WatchScope,
+    mut objects: ClusterObjects,
     hash_seed: u64,
-    feed: Feed,
+    feed: ClusterFeed,
     changed: impl Fn(),
 ) {
     let mut events = watchers(&client, &scope).ready_chunks(EVENTS_AT_ONCE);
     let mut machine = feed.machine();
-    indexer.take_machine(
+    objects.take_machine(
         machine.borrow_and_update().clone(),
         scope.api_servers.clone(),
     );
-    let mut pace = Pace::default();
+    let mut pause = UpdatePause::default();
     // When the first of the changes arrived that were not passed on yet.
     let mut arrived: Option<Instant> = None;
     let mut is_first = true;
     let mut is_complete = false;
     loop {
-        let expiry = indexer.expire(Instant::now());
-        if !is_complete && indexer.missing().next().is_none() {
+        let expiry = objects.expire(Instant::now());
+        if !is_complete && objects.missing().next().is_none() {
             is_complete = true;
             tracing::info!("every kind is listed to its end");
         }
         feed.reports().vitals().gather(arrived);
-        let due = arrived.filter(|_| is_complete).map(|since| pace.due(since));
+        let due = arrived
+            .filter(|_| is_complete)
+            .map(|since| pause.due(since));
         tokio::select! {
             biased;
             () = sleep_until(due) => {
                 let since = arrived.take().unwrap_or_else(Instant::now);
-                let outcome = indexer.update();
+                let outcome = objects.update();
                 if outcome.problems {
-                    feed.reports().set_problems_here(indexer.problems_here());
+                    feed.reports().set_problems_here(objects.problems_here());
                 }
                 // Also drops the times of changes that have no effect here: nobody waits for these.
-                let changes = indexer.take_changes();
+                let changes = objects.take_changes();
                 if is_first || !outcome.is_empty() {
                     is_first = false;
                     feed.put(Update {
-                        state: indexer.state().clone(),
+                        state: objects.state().clone(),
                         hash_seed,
                         changes,
                         arrived: since,
                     });
                     changed();
                 }
-                pace.passed_on(Instant::now(), due > Some(since));
-                tell(&feed, &indexer);
+                pause.passed_on(Instant::now(), due > Some(since));
+                tell(&feed, &objects);
             }
-            Some(arrivals) = events.next() => {
+            Some(watch_results) = events.next() => {
                 let now = Instant::now();
-                if take(&mut indexer, &feed, arrivals) {
+                if take(&mut objects, &feed, watch_results) {
                     arrived = arrived.or(Some(now));
                 }
-                tell(&feed, &indexer);
+                tell(&feed, &objects);
             }
             Ok(()) = machine.changed() => {
                 let own = machine.borrow_and_update().clone();
-                indexer.take_machine(own, scope.api_servers.clone());
+                objects.take_machine(own, scope.api_servers.clone());
                 arrived = arrived.or(Some(Instant::now()));
             }
             () = sleep_until(expiry) => arrived = arrived.or(Some(Instant::now())),
@@ -108,81 +110,98 @@ pub(super) async fn follow(
     }
 }
 
-fn watchers(client: &Client, scope: &Scope) -> impl Stream<Item = Arrival<Indexer>> + use<> {
-    let (service, detached) = (&scope.service, presence::detached(&scope.service));
+fn watchers(
+    client: &Client,
+    scope: &WatchScope,
+) -> impl Stream<Item = WatchResult<ClusterObjects>> + use<> {
+    let (service, detached) = (&scope.service, machine_tracker::detached(&scope.service));
     let ours = format!("{SERVICE_NAME} in ({service},{detached})");
     let ours = ListParams::default().labels(&ours);
     let theirs = format!("!{SERVICE_PROXY_NAME},!{HEADLESS}");
     let theirs = ListParams::default().labels(&theirs);
     // The slice controller labels the slices of headless Services as such, so `theirs` does not select our own
     // slices.
-    let presence = Api::namespaced(client.clone(), &scope.namespace);
+    let machines = Api::namespaced(client.clone(), &scope.namespace);
     let services = Api::all(client.clone());
     let slices = Api::all(client.clone());
     let nodes = Api::all(client.clone());
     select_all([
         follow_kind(
-            Kind::Services,
+            WatchedKind::Services,
             services,
             theirs.clone(),
-            Indexer::take_service,
+            ClusterObjects::take_service,
         ),
-        follow_kind(Kind::EndpointSlices, slices, theirs, Indexer::take_slice),
         follow_kind(
-            Kind::Nodes,
+            WatchedKind::EndpointSlices,
+            slices,
+            theirs,
+            ClusterObjects::take_slice,
+        ),
+        follow_kind(
+            WatchedKind::Nodes,
             nodes,
             ListParams::default(),
-            Indexer::take_node,
+            ClusterObjects::take_node,
         ),
-        follow_kind(Kind::Presence, presence, ours, Indexer::take_presence),
+        follow_kind(
+            WatchedKind::GuidewayMachines,
+            machines,
+            ours,
+            ClusterObjects::take_machines,
+        ),
     ])
 }
 
 fn follow_kind<K>(
-    kind: Kind,
+    kind: WatchedKind,
     api: Api<K>,
     which: ListParams,
-    take: fn(&mut Indexer, Event<K>, Instant) -> bool,
-) -> BoxStream<'static, Arrival<Indexer>>
+    take: fn(&mut ClusterObjects, Event<K>, Instant) -> bool,
+) -> BoxStream<'static, WatchResult<ClusterObjects>>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static,
 {
-    arrivals(kind.name(), api, which, move |indexer, event| {
-        take(indexer, event, Instant::now())
+    watch_results(kind.name(), api, which, move |objects, event| {
+        take(objects, event, Instant::now())
     })
 }
 
 /// Applies what has arrived. Returns whether the state may have changed. A failed watch restarts by itself.
-fn take(indexer: &mut Indexer, feed: &Feed, arrivals: Vec<Arrival<Indexer>>) -> bool {
+fn take(
+    objects: &mut ClusterObjects,
+    feed: &ClusterFeed,
+    watch_results: Vec<WatchResult<ClusterObjects>>,
+) -> bool {
     let mut follows = false;
     let at = Timestamp::now().as_second();
-    for Arrival { kind, outcome } in arrivals {
+    for WatchResult { kind, outcome } in watch_results {
         match outcome {
-            Ok(Change { is_event, take }) => {
-                feed.tell(|watching| {
-                    watching.watches.note_answer(kind, is_event);
-                    watching.last_event = is_event.then_some(at).or(watching.last_event);
+            Ok(WatchAnswer { is_event, take }) => {
+                feed.update_status(|watchers| {
+                    watchers.watches.note_answer(kind, is_event);
+                    watchers.last_event = is_event.then_some(at).or(watchers.last_event);
                 });
-                follows |= take(indexer);
+                follows |= take(objects);
             }
             Err(error) => {
-                indexer.fail(kind, Instant::now());
-                feed.tell(|watching| watching.watches.note_error(kind, chain(&error)));
+                objects.fail(kind, Instant::now());
+                feed.update_status(|watchers| watchers.watches.note_error(kind, chain(&error)));
             }
         }
     }
     follows
 }
 
-fn tell(feed: &Feed, indexer: &Indexer) {
-    feed.tell(|watching| {
-        watching.missing = indexer
+fn tell(feed: &ClusterFeed, objects: &ClusterObjects) {
+    feed.update_status(|watchers| {
+        watchers.missing = objects
             .missing()
             .map(|kind| format!("the list of {}", kind.name()))
             .collect();
-        watching.pending = indexer.pending();
-        watching.objects = Kind::ALL
-            .map(|kind| (kind.name(), indexer.count(kind)))
+        watchers.pending = objects.pending();
+        watchers.objects = WatchedKind::ALL
+            .map(|kind| (kind.name(), objects.count(kind)))
             .into();
     });
 }

@@ -4,13 +4,13 @@ use std::fmt;
 
 use super::Metrics;
 use crate::durations::Durations;
-use crate::kubernetes::Watching;
+use crate::kubernetes::WatcherStatus;
 
 /// Values about following the Kubernetes API.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KubernetesValues {
     /// Status of the watchers.
-    pub watching: Watching,
+    pub watchers: WatcherStatus,
     /// Whether the first state is in the tables.
     pub synced: bool,
     /// Number of problems of objects.
@@ -23,54 +23,54 @@ pub struct KubernetesValues {
 
 impl KubernetesValues {
     pub(super) fn encode(&self, metrics: &mut Metrics<'_>) -> fmt::Result {
-        let watching = &self.watching;
+        let watchers = &self.watchers;
         metrics.gauge(
             "kubernetes_synced",
             "1 once all objects were listed and their state was taken over, 0 before",
             u64::from(self.synced),
         )?;
-        let objects = watching.objects.iter();
+        let objects = watchers.objects.iter();
         metrics.gauges(
             "kubernetes_objects",
             "Objects that are known, by kind; machines that run Guideway under presence",
             objects.map(|(kind, number)| ([("kind", *kind)], *number)),
         )?;
-        let events = watching.watches.events.iter();
+        let events = watchers.watches.events.iter();
         metrics.counters(
             "kubernetes_events",
             "Events from the API server, those of lists included, by kind",
             events.map(|(kind, number)| ([("kind", *kind)], *number)),
         )?;
-        let errors = watching.watches.errors.iter();
+        let errors = watchers.watches.errors.iter();
         metrics.counters(
             "kubernetes_watch_errors",
             "Lists and watches that failed, by kind",
             errors.map(|(kind, number)| ([("kind", *kind)], *number)),
         )?;
-        let failed = watching.failed_requests.iter();
+        let failed = watchers.failed_requests.iter();
         metrics.counters(
             "kubernetes_request_errors",
             "Other requests that failed, by what they are for",
             failed.map(|(request, number)| ([("request", *request)], *number)),
         )?;
-        let kinds = watching.watches.errors.keys();
+        let kinds = watchers.watches.errors.keys();
         metrics.gauges(
             "kubernetes_watch_broken",
             "1 while the last list or watch of the kind failed",
             kinds.map(|kind| {
-                let is_broken = watching.watches.broken.contains_key(kind);
+                let is_broken = watchers.watches.broken.contains_key(kind);
                 ([("kind", *kind)], u64::from(is_broken))
             }),
         )?;
         metrics.gauge(
             "kubernetes_last_event_timestamp_seconds",
             "When the last event arrived, since 1970; 0 before the first one",
-            watching.last_event.unwrap_or(0),
+            watchers.last_event.unwrap_or(0),
         )?;
         metrics.gauge(
             "kubernetes_pending_changes",
             "Services that an event touched and that are not computed anew yet",
-            watching.pending,
+            watchers.pending,
         )?;
         metrics.gauge(
             "kubernetes_problems",

@@ -9,22 +9,22 @@ use crate::metrics::KubernetesValues;
 impl Observation<'_> {
     pub(super) fn kubernetes_status(&self) -> Option<api::Kubernetes> {
         let cluster = self.view.cluster.as_ref()?;
-        let watching = self.sources.feed.as_ref()?.watching();
+        let watchers = self.sources.feed.as_ref()?.watchers();
         let now = Timestamp::now().as_second();
         let text = |(kind, reason): (&'static str, String)| format!("{kind}: {reason}");
         Some(api::Kubernetes {
-            server: watching.server,
+            server: watchers.server,
             synced_seconds: cluster.synced.map(|since| since.elapsed().as_secs()),
-            last_event_seconds: watching
+            last_event_seconds: watchers
                 .last_event
                 .map(|at| u64::try_from(now - at).unwrap_or(0)),
-            missing: watching.missing,
-            objects: watching
+            missing: watchers.missing,
+            objects: watchers
                 .objects
                 .into_iter()
                 .map(|(kind, number)| (kind.to_owned(), number))
                 .collect(),
-            broken: watching.watches.broken.into_iter().map(text).collect(),
+            broken: watchers.watches.broken.into_iter().map(text).collect(),
         })
     }
 
@@ -45,7 +45,7 @@ impl Observation<'_> {
         let cluster = self.view.cluster.as_ref()?;
         let feed = self.sources.feed.as_ref()?;
         Some(KubernetesValues {
-            watching: feed.watching(),
+            watchers: feed.watchers(),
             synced: cluster.synced.is_some(),
             problems: cluster
                 .problems

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::words::*;
 use crate::desired::{ForwardMode, ServiceKey};
 use crate::index::objects::ObjectName;
-use crate::index::{Changes, Object, Options, Presence};
+use crate::index::{Changes, GuidewayMachines, Object, Options};
 
 const PODS: &[&str] = &["10.244.1.1@node-1", "10.244.2.1@node-2"];
 
@@ -190,10 +190,10 @@ fn machines_that_begin_or_cease_to_run_guideway_are_followed() {
 fn other_edges_are_trusted_and_never_become_vips() {
     let mut cluster = two_services();
     cluster.update();
-    cluster.index.set_presence(Presence {
+    cluster.index.set_guideway_machines(GuidewayMachines {
         nodes: BTreeSet::new(),
         edges: addresses(&["192.0.2.1"]),
-        ..Presence::default()
+        ..GuidewayMachines::default()
     });
     assert!(cluster.update().addresses);
     let state = cluster.state();
@@ -214,13 +214,15 @@ fn edge_that_has_no_address_is_named_until_it_has_one() {
     cluster.update();
     let slice = ObjectName::new("guideway-system", "edges");
     let unreadable = [(slice.clone(), ["edge-1".to_owned()].into())];
-    cluster.index.set_presence(Presence {
+    cluster.index.set_guideway_machines(GuidewayMachines {
         unreadable: unreadable.into(),
-        ..Presence::default()
+        ..GuidewayMachines::default()
     });
     let slice = Object::Slice(slice);
     assert_eq!(cluster.rules(&slice), ["InvalidAddress"]);
-    cluster.index.set_presence(Presence::default());
+    cluster
+        .index
+        .set_guideway_machines(GuidewayMachines::default());
     assert_eq!(cluster.rules(&slice), [""; 0]);
 }
 

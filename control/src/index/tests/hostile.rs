@@ -18,7 +18,7 @@ use crate::desired::{ForwardMode, Protocol, ServiceKey, TrafficPolicy, unusable}
 use crate::index::objects::{
     HEADLESS, MODE, ObjectName, SERVICE_NAME, SERVICE_PROXY_NAME, TABLE_SIZE, ZONE,
 };
-use crate::index::{Index, Object, Options, Presence, Reserved, Rule, State};
+use crate::index::{GuidewayMachines, Index, Object, Options, Reserved, Rule, State};
 use crate::kubernetes::schema;
 
 const API_SERVER: &str = "192.0.2.6:6443";
@@ -36,7 +36,7 @@ enum Step {
     DeleteService(ObjectName),
     DeleteSlice(ObjectName),
     DeleteNode(String),
-    Presence(Presence),
+    GuidewayMachines(GuidewayMachines),
     Update,
 }
 
@@ -123,7 +123,7 @@ fn take(index: &mut Index, step: Step) {
         Step::DeleteService(name) => index.delete_service(&name),
         Step::DeleteSlice(name) => index.delete_slice(&name),
         Step::DeleteNode(name) => index.delete_node(&name),
-        Step::Presence(presence) => index.set_presence(presence),
+        Step::GuidewayMachines(guideway_machines) => index.set_guideway_machines(guideway_machines),
         Step::Update => drop(index.update()),
     }
 }
@@ -209,7 +209,7 @@ struct Last {
     services: BTreeMap<ObjectName, schema::Service>,
     slices: BTreeMap<ObjectName, schema::EndpointSlice>,
     nodes: BTreeMap<String, schema::Node>,
-    presence: Presence,
+    guideway_machines: GuidewayMachines,
 }
 
 impl Last {
@@ -230,13 +230,13 @@ impl Last {
             Step::DeleteService(name) => drop(self.services.remove(&name)),
             Step::DeleteSlice(name) => drop(self.slices.remove(&name)),
             Step::DeleteNode(name) => drop(self.nodes.remove(&name)),
-            Step::Presence(presence) => self.presence = presence,
+            Step::GuidewayMachines(guideway_machines) => self.guideway_machines = guideway_machines,
             Step::Update => {}
         }
     }
 
     fn replay(&self, index: &mut Index) {
-        index.set_presence(self.presence.clone());
+        index.set_guideway_machines(self.guideway_machines.clone());
         for slice in self.slices.values().rev() {
             index.apply_slice(slice.clone().into());
         }
@@ -267,7 +267,7 @@ impl Last {
         let entries = nodes.flat_map(|status| status.addresses.iter().flatten());
         let texts = entries.map(|entry| entry.address.replace("192.000.2.01", "192.0.2.1"));
         let mut all: BTreeSet<IpAddr> = texts.filter_map(|text| text.parse().ok()).collect();
-        all.extend(&self.presence.edges);
+        all.extend(&self.guideway_machines.edges);
         all.extend(addresses::<Vec<_>>(&["192.0.2.5", "192.0.2.6"]));
         all
     }
@@ -359,7 +359,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => a_name().prop_map(Step::DeleteService),
         1 => a_name().prop_map(Step::DeleteSlice),
         1 => a_node_name().prop_map(Step::DeleteNode),
-        1 => a_presence().prop_map(Step::Presence),
+        1 => a_presence().prop_map(Step::GuidewayMachines),
         2 => Just(Step::Update),
     ]
 }
@@ -558,12 +558,12 @@ fn a_surprise() -> impl Strategy<Value = Value> {
     ])
 }
 
-fn a_presence() -> impl Strategy<Value = Presence> {
+fn a_presence() -> impl Strategy<Value = GuidewayMachines> {
     let edges = select(vec!["192.0.2.1", "192.0.2.2", "fd00::9"]);
-    (vec(a_node_name(), 0..4), vec(edges, 0..2)).prop_map(|(nodes, edges)| Presence {
+    (vec(a_node_name(), 0..4), vec(edges, 0..2)).prop_map(|(nodes, edges)| GuidewayMachines {
         nodes: nodes.into_iter().collect(),
         edges: addresses(&edges),
-        ..Presence::default()
+        ..GuidewayMachines::default()
     })
 }
 

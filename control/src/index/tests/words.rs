@@ -7,7 +7,7 @@ use crate::index::objects::{
     Endpoint, EndpointPort, EndpointSlice, Ingress, Node, NodeAddress, ObjectName, SERVICE_NAME,
     Service, ServicePort, Text, ZONE,
 };
-use crate::index::{Changes, Index, Object, Options, Presence, State};
+use crate::index::{Changes, GuidewayMachines, Index, Object, Options, State};
 
 /// The address of the load balancer that [`web`] has.
 pub(super) const VIP: &str = "192.0.2.1:80/tcp";
@@ -60,9 +60,9 @@ impl Cluster {
     }
 
     pub(super) fn guideway_on(&mut self, nodes: &[&str]) -> &mut Self {
-        self.index.set_presence(Presence {
+        self.index.set_guideway_machines(GuidewayMachines {
             nodes: nodes.iter().map(|name| (*name).to_owned()).collect(),
-            ..Presence::default()
+            ..GuidewayMachines::default()
         });
         self
     }

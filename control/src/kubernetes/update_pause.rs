@@ -13,21 +13,21 @@ const LONGEST: Duration = Duration::from_millis(100);
 
 /// The current pause.
 #[derive(Debug)]
-pub(super) struct Pace {
-    pause: Duration,
+pub(super) struct UpdatePause {
+    length: Duration,
     end: Option<Instant>,
 }
 
-impl Default for Pace {
+impl Default for UpdatePause {
     fn default() -> Self {
         Self {
-            pause: SHORTEST,
+            length: SHORTEST,
             end: None,
         }
     }
 }
 
-impl Pace {
+impl UpdatePause {
     /// Returns when a change that is known at `now` may be passed on.
     pub(super) fn due(&self, now: Instant) -> Instant {
         self.end.map_or(now, |end| end.max(now))
@@ -35,12 +35,12 @@ impl Pace {
 
     /// Starts the pause after a change was passed on. `gathered` says whether that change had to wait.
     pub(super) fn passed_on(&mut self, now: Instant, gathered: bool) {
-        self.pause = if gathered {
-            (self.pause * 2).min(LONGEST)
+        self.length = if gathered {
+            (self.length * 2).min(LONGEST)
         } else {
             SHORTEST
         };
-        self.end = Some(now + self.pause);
+        self.end = Some(now + self.length);
     }
 }
 
@@ -55,20 +55,20 @@ mod tests {
     #[test]
     fn first_change_is_passed_on_at_once() {
         let now = Instant::now();
-        assert_eq!(Pace::default().due(now), now);
+        assert_eq!(UpdatePause::default().due(now), now);
     }
 
     #[test]
     fn storm_is_gathered_in_pauses_that_grow_to_a_tenth_of_a_second() {
         let mut now = Instant::now();
-        let mut pace = Pace::default();
-        pace.passed_on(now, false);
+        let mut pause = UpdatePause::default();
+        pause.passed_on(now, false);
         let mut pauses = Vec::new();
         for _ in 0..6 {
-            let due = pace.due(now);
+            let due = pause.due(now);
             pauses.push((due - now).as_millis());
             now = due;
-            pace.passed_on(now, true);
+            pause.passed_on(now, true);
         }
         assert_eq!(pauses, [10, 20, 40, 80, 100, 100]);
     }
@@ -76,11 +76,11 @@ mod tests {
     #[test]
     fn quiet_brings_the_shortest_pause_back() {
         let start = Instant::now();
-        let mut pace = Pace::default();
-        pace.passed_on(start, true);
+        let mut pause = UpdatePause::default();
+        pause.passed_on(start, true);
         let later = start + milliseconds(21);
-        assert_eq!(pace.due(later), later);
-        pace.passed_on(later, false);
-        assert_eq!(pace.due(later), later + milliseconds(10));
+        assert_eq!(pause.due(later), later);
+        pause.passed_on(later, false);
+        assert_eq!(pause.due(later), later + milliseconds(10));
     }
 }

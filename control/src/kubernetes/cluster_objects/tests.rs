@@ -46,36 +46,39 @@ fn node(name: &str, address: &str) -> Node {
     }))
 }
 
-fn cluster() -> Indexer {
+fn cluster() -> ClusterObjects {
     cluster_that_follows(&[])
 }
 
 /// A cluster whose earlier agent sent to these addresses.
-fn cluster_that_follows(inherited: &[&str]) -> Indexer {
+fn cluster_that_follows(inherited: &[&str]) -> ClusterObjects {
     let inherited = inherited.iter().map(|text| text.parse().unwrap()).collect();
     let options = Options {
         node_name: Some("n1".to_owned()),
         ..Options::default()
     };
     let started = "2026-01-01T00:00:00Z".parse().unwrap();
-    Indexer::new(options, "guideway", inherited, started)
+    ClusterObjects::new(options, "guideway", inherited, started)
 }
 
-type Take = Box<dyn FnOnce(&mut Indexer)>;
+type Take = Box<dyn FnOnce(&mut ClusterObjects)>;
 
-fn take(cluster: &mut Indexer, events: impl IntoIterator<Item = Take>) {
+fn take(cluster: &mut ClusterObjects, events: impl IntoIterator<Item = Take>) {
     events.into_iter().for_each(|event| event(cluster));
     cluster.update();
 }
 
-fn event<K: 'static>(take: fn(&mut Indexer, Event<K>, Instant) -> bool, event: Event<K>) -> Take {
+fn event<K: 'static>(
+    take: fn(&mut ClusterObjects, Event<K>, Instant) -> bool,
+    event: Event<K>,
+) -> Take {
     Box::new(move |cluster| {
         take(cluster, event, Instant::now());
     })
 }
 
 fn list<K: kube::Resource + 'static>(
-    take: fn(&mut Indexer, Event<K>, Instant) -> bool,
+    take: fn(&mut ClusterObjects, Event<K>, Instant) -> bool,
     objects: Vec<K>,
 ) -> Vec<Take> {
     let names = objects.iter().map(|object| schema::name(object.meta()));
@@ -94,7 +97,7 @@ fn name(namespace: &str, name: &str) -> ObjectName {
     ObjectName::new(namespace, name)
 }
 
-fn ports(cluster: &Indexer) -> Vec<u16> {
+fn ports(cluster: &ClusterObjects) -> Vec<u16> {
     cluster
         .state()
         .services
@@ -106,32 +109,33 @@ fn ports(cluster: &Indexer) -> Vec<u16> {
 #[test]
 fn nothing_is_complete_before_every_kind_was_listed() {
     let mut cluster = cluster();
-    let missing = |cluster: &Indexer| cluster.missing().map(Kind::name).collect::<Vec<_>>();
+    let missing =
+        |cluster: &ClusterObjects| cluster.missing().map(WatchedKind::name).collect::<Vec<_>>();
     assert_eq!(
         missing(&cluster),
         ["services", "endpointslices", "nodes", "presence"]
     );
     take(
         &mut cluster,
-        list(Indexer::take_service, vec![service("web", 30_001)]),
+        list(ClusterObjects::take_service, vec![service("web", 30_001)]),
     );
-    take(&mut cluster, list(Indexer::take_presence, vec![]));
+    take(&mut cluster, list(ClusterObjects::take_machines, vec![]));
     take(
         &mut cluster,
         [
-            event(Indexer::take_node, Event::Init),
+            event(ClusterObjects::take_node, Event::Init),
             event(
-                Indexer::take_node,
+                ClusterObjects::take_node,
                 Event::InitApply(Ok(node("n1", "10.0.0.1"))),
             ),
         ],
     );
     assert_eq!(missing(&cluster), ["endpointslices", "nodes"]);
-    take(&mut cluster, list(Indexer::take_slice, vec![]));
+    take(&mut cluster, list(ClusterObjects::take_slice, vec![]));
     take(
         &mut cluster,
         [event(
-            Indexer::take_node,
+            ClusterObjects::take_node,
             Event::InitDone([name("", "n1")].into()),
         )],
     );
@@ -142,13 +146,16 @@ fn nothing_is_complete_before_every_kind_was_listed() {
 fn second_list_is_a_difference() {
     let mut cluster = cluster();
     let both = vec![service("a", 30_001), service("b", 30_002)];
-    take(&mut cluster, list(Indexer::take_service, both));
+    take(&mut cluster, list(ClusterObjects::take_service, both));
     let before = cluster.state().services.clone();
-    take(&mut cluster, [event(Indexer::take_service, Event::Init)]);
+    take(
+        &mut cluster,
+        [event(ClusterObjects::take_service, Event::Init)],
+    );
     take(
         &mut cluster,
         [event(
-            Indexer::take_service,
+            ClusterObjects::take_service,
             Event::InitApply(Ok(service("b", 30_002))),
         )],
     );
@@ -160,7 +167,7 @@ fn second_list_is_a_difference() {
     take(
         &mut cluster,
         [event(
-            Indexer::take_service,
+            ClusterObjects::take_service,
             Event::InitDone([name("default", "b")].into()),
         )],
     );
@@ -179,7 +186,7 @@ fn nodes_that_a_new_list_lacks_are_gone() {
     take(
         &mut cluster,
         list(
-            Indexer::take_node,
+            ClusterObjects::take_node,
             vec![node("n1", "10.0.0.1"), node("n2", "10.0.0.2")],
         ),
     );
@@ -189,7 +196,7 @@ fn nodes_that_a_new_list_lacks_are_gone() {
     });
     take(
         &mut cluster,
-        list(Indexer::take_presence, vec![read(of_ours)]),
+        list(ClusterObjects::take_machines, vec![read(of_ours)]),
     );
     assert_eq!(
         cluster.state().nodes.len(),
@@ -198,17 +205,20 @@ fn nodes_that_a_new_list_lacks_are_gone() {
     );
     take(
         &mut cluster,
-        list(Indexer::take_node, vec![node("n1", "10.0.0.1")]),
+        list(ClusterObjects::take_node, vec![node("n1", "10.0.0.1")]),
     );
     assert_eq!(cluster.state().nodes, ["10.0.0.1".parse().unwrap()].into());
     take(
         &mut cluster,
-        [event(Indexer::take_node, Event::Delete(name("", "n1")))],
+        [event(
+            ClusterObjects::take_node,
+            Event::Delete(name("", "n1")),
+        )],
     );
     assert!(cluster.state().nodes.is_empty());
 }
 
-fn presence(nodes: &[&str]) -> EndpointSlice {
+fn machines(nodes: &[&str]) -> EndpointSlice {
     let endpoints = nodes
         .iter()
         .map(|node| json!({"addresses": ["10.0.0.99"], "nodeName": node}));
@@ -222,7 +232,7 @@ fn presence(nodes: &[&str]) -> EndpointSlice {
 fn nodes_that_an_earlier_agent_sent_to_are_present_at_the_start() {
     let nodes = || {
         list(
-            Indexer::take_node,
+            ClusterObjects::take_node,
             vec![
                 node("n1", "10.0.0.1"),
                 node("n2", "10.0.0.2"),
@@ -230,10 +240,10 @@ fn nodes_that_an_earlier_agent_sent_to_are_present_at_the_start() {
             ],
         )
     };
-    for presence_first in [false, true] {
+    for machines_first in [false, true] {
         let mut cluster = cluster_that_follows(&["10.0.0.2", "10.0.0.9"]);
-        let present = list(Indexer::take_presence, vec![presence(&["n1"])]);
-        if presence_first {
+        let present = list(ClusterObjects::take_machines, vec![machines(&["n1"])]);
+        if machines_first {
             take(&mut cluster, present);
             take(&mut cluster, nodes());
         } else {
@@ -253,18 +263,18 @@ fn node_that_is_gone_for_too_long_is_present_no_more() {
     let mut cluster = cluster();
     let nodes = [("n1", "10.0.0.1"), ("n2", "10.0.0.2")];
     let nodes = nodes.map(|(name, address)| node(name, address));
-    take(&mut cluster, list(Indexer::take_node, nodes.into()));
+    take(&mut cluster, list(ClusterObjects::take_node, nodes.into()));
     for shown in [&["n1", "n2"][..], &["n1"]] {
         take(
             &mut cluster,
-            list(Indexer::take_presence, vec![presence(shown)]),
+            list(ClusterObjects::take_machines, vec![machines(shown)]),
         );
-        assert_eq!(cluster.count(Kind::Presence), 2);
+        assert_eq!(cluster.count(WatchedKind::GuidewayMachines), 2);
     }
     let end = cluster.expire(Instant::now()).unwrap();
     assert_eq!(cluster.expire(end), None);
     cluster.update();
-    assert_eq!(cluster.count(Kind::Presence), 1);
+    assert_eq!(cluster.count(WatchedKind::GuidewayMachines), 1);
     assert_eq!(cluster.state().nodes, ["10.0.0.1".parse().unwrap()].into());
 }
 
@@ -274,31 +284,34 @@ fn node_that_comes_back_under_its_name_is_not_present_by_that() {
     take(
         &mut cluster,
         list(
-            Indexer::take_node,
+            ClusterObjects::take_node,
             vec![node("n1", "10.0.0.1"), node("n2", "10.0.0.2")],
         ),
     );
     take(
         &mut cluster,
-        list(Indexer::take_presence, vec![presence(&["n1", "n2"])]),
+        list(ClusterObjects::take_machines, vec![machines(&["n1", "n2"])]),
     );
     assert_eq!(cluster.state().nodes.len(), 2);
     // The slice controller hears of it later than we do.
     take(
         &mut cluster,
-        [event(Indexer::take_node, Event::Delete(name("", "n2")))],
-    );
-    take(
-        &mut cluster,
         [event(
-            Indexer::take_presence,
-            Event::Apply(Ok(presence(&["n1"]))),
+            ClusterObjects::take_node,
+            Event::Delete(name("", "n2")),
         )],
     );
     take(
         &mut cluster,
         [event(
-            Indexer::take_node,
+            ClusterObjects::take_machines,
+            Event::Apply(Ok(machines(&["n1"]))),
+        )],
+    );
+    take(
+        &mut cluster,
+        [event(
+            ClusterObjects::take_node,
             Event::Apply(Ok(node("n2", "10.0.0.2"))),
         )],
     );
@@ -311,25 +324,28 @@ fn change_is_accounted_for_once_and_not_from_before_the_start() {
     let [old, new] = ["2025-12-31T23:59:59Z", "2026-01-01T00:00:01Z"];
     take(
         &mut cluster,
-        list(Indexer::take_slice, vec![slice("a", old), slice("b", new)]),
+        list(
+            ClusterObjects::take_slice,
+            vec![slice("a", old), slice("b", new)],
+        ),
     );
     assert_eq!(cluster.take_changes(), [new.parse().unwrap()]);
     take(
         &mut cluster,
-        list(Indexer::take_slice, vec![slice("b", new)]),
+        list(ClusterObjects::take_slice, vec![slice("b", new)]),
     );
     assert_eq!(cluster.take_changes(), []);
     take(
         &mut cluster,
         [event(
-            Indexer::take_slice,
+            ClusterObjects::take_slice,
             Event::Delete(name("default", "b")),
         )],
     );
     take(
         &mut cluster,
         [event(
-            Indexer::take_slice,
+            ClusterObjects::take_slice,
             Event::Apply(Ok(slice("b", new))),
         )],
     );
@@ -341,7 +357,10 @@ fn own_addresses_are_never_virtual() {
     let mut cluster = cluster();
     take(
         &mut cluster,
-        list(Indexer::take_service, vec![balancer("192.0.2.1", 80)]),
+        list(
+            ClusterObjects::take_service,
+            vec![balancer("192.0.2.1", 80)],
+        ),
     );
     let vip: IpAddr = "192.0.2.1".parse().unwrap();
     assert!(cluster.state().vips.iter().eq([&vip]));
@@ -364,7 +383,10 @@ fn address_that_any_api_server_has_is_never_virtual() {
     let mut cluster = cluster();
     take(
         &mut cluster,
-        list(Indexer::take_service, vec![balancer("192.0.2.1", 6443)]),
+        list(
+            ClusterObjects::take_service,
+            vec![balancer("192.0.2.1", 6443)],
+        ),
     );
     assert_eq!(cluster.state().vips.len(), 1);
     let of_api: EndpointSlice = read(json!({
@@ -379,19 +401,22 @@ fn address_that_any_api_server_has_is_never_virtual() {
     of_somebody_else.metadata.name = Some("claims".to_owned());
     take(
         &mut cluster,
-        list(Indexer::take_slice, vec![of_a_namesake, of_somebody_else]),
+        list(
+            ClusterObjects::take_slice,
+            vec![of_a_namesake, of_somebody_else],
+        ),
     );
     assert_eq!(cluster.state().vips.len(), 1);
     take(
         &mut cluster,
-        list(Indexer::take_slice, vec![of_api.clone()]),
+        list(ClusterObjects::take_slice, vec![of_api.clone()]),
     );
     assert!(cluster.state().vips.is_empty());
     assert_eq!(ports(&cluster), [30_001], "its port is left to it");
     take(
         &mut cluster,
         [event(
-            Indexer::take_slice,
+            ClusterObjects::take_slice,
             Event::Delete(name("default", "kubernetes")),
         )],
     );

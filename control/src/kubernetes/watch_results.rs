@@ -11,15 +11,15 @@ use serde::de::DeserializeOwned;
 use super::list_watch::{Event, WatchError, list_watch};
 
 /// One result of a list or watch, for a follower of type `F`.
-pub(crate) struct Arrival<F> {
+pub(crate) struct WatchResult<F> {
     /// Name of the kind, as in logs and metrics.
     pub(crate) kind: &'static str,
     /// The server's answer, or why there is none.
-    pub(crate) outcome: Result<Change<F>, WatchError>,
+    pub(crate) outcome: Result<WatchAnswer<F>, WatchError>,
 }
 
 /// An answer of the server about a kind.
-pub(crate) struct Change<F> {
+pub(crate) struct WatchAnswer<F> {
     /// Whether it carries an event. A watch that the server has accepted has none yet.
     pub(crate) is_event: bool,
     /// Applies the answer to the follower. Returns whether the follower has to act on it.
@@ -27,23 +27,23 @@ pub(crate) struct Change<F> {
 }
 
 /// Lists and watches a kind for ever. The follower applies each event with `take`.
-pub(crate) fn arrivals<K, F>(
+pub(crate) fn watch_results<K, F>(
     kind: &'static str,
     api: Api<K>,
     which: ListParams,
     take: impl Fn(&mut F, Event<K>) -> bool + Clone + Send + 'static,
-) -> BoxStream<'static, Arrival<F>>
+) -> BoxStream<'static, WatchResult<F>>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Send + 'static,
 {
     let change = move |event| {
         let take = take.clone();
-        Change {
+        WatchAnswer {
             is_event: !matches!(event, Event::Init | Event::Watching),
             take: Box::new(move |follower: &mut F| take(follower, event)),
         }
     };
-    let events = list_watch(api, which).map(move |event| Arrival {
+    let events = list_watch(api, which).map(move |event| WatchResult {
         kind,
         outcome: event.map(&change),
     });

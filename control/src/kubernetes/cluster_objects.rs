@@ -13,16 +13,16 @@ use std::time::Instant;
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::feed::OwnMachine;
+use super::cluster_feed::OwnMachine;
 use super::list_watch::{Decoded, Event};
-use super::presence::Presence;
+use super::machine_tracker::MachineTracker;
 use super::schema::{self, EndpointSlice, Node, Service, Unreadable};
 use crate::index::objects::{self, API_SERVICE, ObjectName};
 use crate::index::{self, Changes, Index, Object, Options, Problem, Reserved, State};
 
 /// A watched kind of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum WatchedKind {
     /// All Services except headless ones and those of another proxy.
     Services,
     /// The EndpointSlices of these Services.
@@ -30,16 +30,16 @@ pub enum Kind {
     /// All Nodes.
     Nodes,
     /// The EndpointSlices of Guideway's own headless Services.
-    Presence,
+    GuidewayMachines,
 }
 
-impl Kind {
+impl WatchedKind {
     /// All kinds, in the order of their declaration.
     pub const ALL: [Self; 4] = [
         Self::Services,
         Self::EndpointSlices,
         Self::Nodes,
-        Self::Presence,
+        Self::GuidewayMachines,
     ];
 
     /// Returns the name used in logs and metrics.
@@ -48,7 +48,7 @@ impl Kind {
             Self::Services => "services",
             Self::EndpointSlices => "endpointslices",
             Self::Nodes => "nodes",
-            Self::Presence => "presence",
+            Self::GuidewayMachines => "presence",
         }
     }
 
@@ -56,7 +56,7 @@ impl Kind {
     fn object(self, name: &ObjectName) -> Object {
         match self {
             Self::Services => Object::Service(name.clone()),
-            Self::EndpointSlices | Self::Presence => Object::Slice(name.clone()),
+            Self::EndpointSlices | Self::GuidewayMachines => Object::Slice(name.clone()),
             Self::Nodes => Object::Node(name.name.to_string()),
         }
     }
@@ -64,15 +64,15 @@ impl Kind {
 
 /// Everything known about the cluster.
 #[derive(Debug)]
-pub(super) struct Indexer {
+pub(super) struct ClusterObjects {
     index: Index,
-    presence: Presence,
-    /// The presence as last given to the index.
-    shown: index::Presence,
+    machines: MachineTracker,
+    /// The machines that run Guideway, as last given to the index.
+    published: index::GuidewayMachines,
     /// Kinds that have not been listed completely.
-    missing: BTreeSet<Kind>,
+    missing: BTreeSet<WatchedKind>,
     /// Objects whose newest version cannot be decoded. The last readable version stays in force.
-    unreadable: BTreeSet<(Kind, ObjectName)>,
+    unreadable: BTreeSet<(WatchedKind, ObjectName)>,
     /// The last change of each slice, from its annotation.
     last_changes: BTreeMap<ObjectName, Timestamp>,
     /// This machine's addresses and role, and where it reaches the API server.
@@ -80,7 +80,7 @@ pub(super) struct Indexer {
     api_server: BTreeSet<SocketAddr>,
     /// Where API servers listen, by slice of their own Service.
     api_servers: BTreeMap<ObjectName, BTreeSet<SocketAddr>>,
-    /// Addresses of Nodes that an earlier agent sent packets to. Used until Nodes and presence are listed.
+    /// Addresses of Nodes that an earlier agent sent packets to. Used until Nodes and the machines that run Guideway are listed.
     inherited: BTreeSet<IpAddr>,
     /// Start of this agent. Delays of earlier changes are not measured.
     started: Timestamp,
@@ -88,8 +88,8 @@ pub(super) struct Indexer {
     changes: Vec<Timestamp>,
 }
 
-impl Indexer {
-    /// Creates an empty indexer. `service` names Guideway's headless Service; `inherited` are the addresses of
+impl ClusterObjects {
+    /// Creates an empty objects. `service` names Guideway's headless Service; `inherited` are the addresses of
     /// Nodes that an earlier agent sent packets to; `started` is the start of this agent.
     pub(super) fn new(
         options: Options,
@@ -99,9 +99,9 @@ impl Indexer {
     ) -> Self {
         Self {
             index: Index::new(options),
-            presence: Presence::new(service),
-            shown: index::Presence::default(),
-            missing: Kind::ALL.into(),
+            machines: MachineTracker::new(service),
+            published: index::GuidewayMachines::default(),
+            missing: WatchedKind::ALL.into(),
             unreadable: BTreeSet::new(),
             last_changes: BTreeMap::new(),
             own: OwnMachine::default(),
@@ -118,16 +118,16 @@ impl Indexer {
         match event {
             Event::Init | Event::Watching => return false,
             Event::InitApply(service) | Event::Apply(service) => {
-                if let Some(service) = self.read(Kind::Services, service) {
+                if let Some(service) = self.read(WatchedKind::Services, service) {
                     self.index.apply_service(service.into());
                 }
             }
             Event::Delete(name) => {
-                self.note_readable(Kind::Services, &name);
+                self.note_readable(WatchedKind::Services, &name);
                 self.index.delete_service(&name);
             }
             Event::InitDone(listed) => {
-                self.complete(Kind::Services, &listed);
+                self.complete(WatchedKind::Services, &listed);
                 self.index.retain_services(&listed);
             }
         }
@@ -138,7 +138,7 @@ impl Indexer {
         match event {
             Event::Init | Event::Watching => return false,
             Event::InitApply(slice) | Event::Apply(slice) => {
-                if let Some(slice) = self.read(Kind::EndpointSlices, slice) {
+                if let Some(slice) = self.read(WatchedKind::EndpointSlices, slice) {
                     let change = schema::last_change(&slice.metadata);
                     let slice = objects::EndpointSlice::from(slice);
                     self.note_change(&slice.name, change);
@@ -147,13 +147,13 @@ impl Indexer {
                 }
             }
             Event::Delete(name) => {
-                self.note_readable(Kind::EndpointSlices, &name);
+                self.note_readable(WatchedKind::EndpointSlices, &name);
                 self.last_changes.remove(&name);
                 self.index.delete_slice(&name);
                 self.retain_api_servers(|slice| *slice != name);
             }
             Event::InitDone(listed) => {
-                self.complete(Kind::EndpointSlices, &listed);
+                self.complete(WatchedKind::EndpointSlices, &listed);
                 self.last_changes.retain(|name, _| listed.contains(name));
                 self.index.retain_slices(&listed);
                 self.retain_api_servers(|slice| listed.contains(slice));
@@ -167,49 +167,49 @@ impl Indexer {
         match event {
             Event::Init | Event::Watching => return false,
             Event::InitApply(node) | Event::Apply(node) => {
-                let node = self.read(Kind::Nodes, node);
+                let node = self.read(WatchedKind::Nodes, node);
                 return node.is_none_or(|node| self.index.apply_node(node.into()));
             }
             Event::Delete(name) => {
-                self.note_readable(Kind::Nodes, &name);
-                self.presence.delete_node(&name.name);
+                self.note_readable(WatchedKind::Nodes, &name);
+                self.machines.delete_node(&name.name);
                 self.index.delete_node(&name.name);
             }
             Event::InitDone(listed) => {
-                self.complete(Kind::Nodes, &listed);
+                self.complete(WatchedKind::Nodes, &listed);
                 let listed = listed.iter().map(|node| node.name.to_string()).collect();
                 self.index.retain_nodes(&listed);
-                self.match_presence(now);
+                self.match_machines(now);
             }
         }
-        self.show_presence();
+        self.publish_machines();
         true
     }
 
-    pub(super) fn take_presence(&mut self, event: Event<EndpointSlice>, now: Instant) -> bool {
+    pub(super) fn take_machines(&mut self, event: Event<EndpointSlice>, now: Instant) -> bool {
         match event {
             Event::Init | Event::Watching => return false,
             Event::InitApply(slice) | Event::Apply(slice) => {
-                if let Some(slice) = self.read(Kind::Presence, slice) {
-                    self.presence.apply(&slice.into(), now);
+                if let Some(slice) = self.read(WatchedKind::GuidewayMachines, slice) {
+                    self.machines.apply(&slice.into(), now);
                 }
             }
             Event::Delete(name) => {
-                self.note_readable(Kind::Presence, &name);
-                self.presence.delete(&name, now);
+                self.note_readable(WatchedKind::GuidewayMachines, &name);
+                self.machines.delete(&name, now);
             }
             Event::InitDone(listed) => {
-                self.complete(Kind::Presence, &listed);
-                self.presence.retain(&listed, now);
+                self.complete(WatchedKind::GuidewayMachines, &listed);
+                self.machines.retain(&listed, now);
             }
         }
-        self.match_presence(now);
-        self.show_presence();
+        self.match_machines(now);
+        self.publish_machines();
         true
     }
 
     /// Returns a readable object. Records an unreadable one as a problem.
-    fn read<K: kube::Resource>(&mut self, kind: Kind, object: Decoded<K>) -> Option<K> {
+    fn read<K: kube::Resource>(&mut self, kind: WatchedKind, object: Decoded<K>) -> Option<K> {
         let name = schema::name_of(&object);
         match object {
             Ok(object) => {
@@ -225,14 +225,14 @@ impl Indexer {
     }
 
     /// Records that an object is readable or gone.
-    fn note_readable(&mut self, kind: Kind, name: &ObjectName) {
+    fn note_readable(&mut self, kind: WatchedKind, name: &ObjectName) {
         if !self.unreadable.is_empty() && self.unreadable.remove(&(kind, name.clone())) {
             self.index.set_unreadable(kind.object(name), None);
         }
     }
 
     /// Records that a kind was listed completely, with the objects `listed`.
-    fn complete(&mut self, kind: Kind, listed: &BTreeSet<ObjectName>) {
+    fn complete(&mut self, kind: WatchedKind, listed: &BTreeSet<ObjectName>) {
         self.missing.remove(&kind);
         let unreadable = self.unreadable.iter();
         let gone = unreadable.filter(|(of, name)| *of == kind && !listed.contains(name));
@@ -242,21 +242,21 @@ impl Indexer {
     }
 
     /// Forgets present machines whose Node does not exist, and adds those that an earlier agent knew.
-    fn match_presence(&mut self, now: Instant) {
-        if self.missing.contains(&Kind::Nodes) {
+    fn match_machines(&mut self, now: Instant) {
+        if self.missing.contains(&WatchedKind::Nodes) {
             return;
         }
-        self.presence.retain_nodes(|name| self.index.has_node(name));
-        if !self.missing.contains(&Kind::Presence) {
+        self.machines.retain_nodes(|name| self.index.has_node(name));
+        if !self.missing.contains(&WatchedKind::GuidewayMachines) {
             let inherited = std::mem::take(&mut self.inherited);
-            self.presence.inherit(self.index.nodes_at(&inherited), now);
+            self.machines.inherit(self.index.nodes_at(&inherited), now);
         }
     }
 
     /// Records that the watch of a kind has failed.
     pub(super) fn fail(&mut self, kind: &str, now: Instant) {
-        if kind == Kind::Presence.name() {
-            self.presence.fail(now);
+        if kind == WatchedKind::GuidewayMachines.name() {
+            self.machines.fail(now);
         }
     }
 
@@ -273,21 +273,21 @@ impl Indexer {
 
     /// Forgets machines that have been absent for too long. Returns when the next one will be.
     pub(super) fn expire(&mut self, now: Instant) -> Option<Instant> {
-        if self.presence.expire(now) {
-            self.show_presence();
+        if self.machines.expire(now) {
+            self.publish_machines();
         }
-        self.presence.expiry()
+        self.machines.expiry()
     }
 
-    fn show_presence(&mut self) {
-        let shown = index::Presence {
-            nodes: self.presence.nodes(),
-            edges: self.presence.edges(),
-            unreadable: self.presence.unreadable(),
+    fn publish_machines(&mut self) {
+        let published = index::GuidewayMachines {
+            nodes: self.machines.nodes(),
+            edges: self.machines.edges(),
+            unreadable: self.machines.unreadable(),
         };
-        if shown != self.shown {
-            self.shown = shown.clone();
-            self.index.set_presence(shown);
+        if published != self.published {
+            self.published = published.clone();
+            self.index.set_guideway_machines(published);
         }
     }
 
@@ -338,7 +338,7 @@ impl Indexer {
     }
 
     /// Iterates over the kinds that have not been listed completely.
-    pub(super) fn missing(&self) -> impl Iterator<Item = Kind> {
+    pub(super) fn missing(&self) -> impl Iterator<Item = WatchedKind> {
         self.missing.iter().copied()
     }
 
@@ -346,12 +346,14 @@ impl Indexer {
         self.index.pending()
     }
 
-    pub(super) fn count(&self, kind: Kind) -> usize {
+    pub(super) fn count(&self, kind: WatchedKind) -> usize {
         match kind {
-            Kind::Services => self.index.services_known(),
-            Kind::EndpointSlices => self.index.slices().len(),
-            Kind::Nodes => self.index.nodes().len(),
-            Kind::Presence => self.shown.nodes.len() + self.shown.edges.len(),
+            WatchedKind::Services => self.index.services_known(),
+            WatchedKind::EndpointSlices => self.index.slices().len(),
+            WatchedKind::Nodes => self.index.nodes().len(),
+            WatchedKind::GuidewayMachines => {
+                self.published.nodes.len() + self.published.edges.len()
+            }
         }
     }
 

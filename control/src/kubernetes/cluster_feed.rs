@@ -10,9 +10,9 @@ use k8s_openapi::jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::arrival::WatchStatus;
-use super::indexer::Kind;
+use super::cluster_objects::WatchedKind;
 use super::request_errors::RequestErrors;
+use super::watch_results::WatchStatus;
 use crate::healthz::{Reports, tell_if_new};
 use crate::index::State;
 
@@ -31,7 +31,7 @@ pub struct Update {
 
 /// Status of the watchers.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Watching {
+pub struct WatcherStatus {
     /// The API server's URL.
     pub server: String,
     /// What must still arrive before anything is programmed.
@@ -48,10 +48,10 @@ pub struct Watching {
     pub pending: usize,
 }
 
-impl Watching {
+impl WatcherStatus {
     /// Returns the status at the start: all counters 0.
     fn new(server: String) -> Self {
-        let none = Kind::ALL.map(|kind| (kind.name(), 0_u64));
+        let none = WatchedKind::ALL.map(|kind| (kind.name(), 0_u64));
         Self {
             server,
             watches: WatchStatus {
@@ -59,7 +59,7 @@ impl Watching {
                 errors: none.into(),
                 ..WatchStatus::default()
             },
-            objects: Kind::ALL.map(|kind| (kind.name(), 0)).into(),
+            objects: WatchedKind::ALL.map(|kind| (kind.name(), 0)).into(),
             ..Self::default()
         }
     }
@@ -76,20 +76,20 @@ pub struct OwnMachine {
 
 /// The connection itself. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Feed {
+pub struct ClusterFeed {
     update: Arc<Mutex<Option<Update>>>,
-    watching: Arc<Mutex<Watching>>,
+    watchers: Arc<Mutex<WatcherStatus>>,
     machine: watch::Sender<OwnMachine>,
     reports: Reports,
     request_errors: RequestErrors,
 }
 
-impl Feed {
+impl ClusterFeed {
     /// Makes the connection for watchers of the server at this URL.
     pub(super) fn new(server: String) -> Self {
         Self {
             update: Arc::default(),
-            watching: Arc::new(Mutex::new(Watching::new(server))),
+            watchers: Arc::new(Mutex::new(WatcherStatus::new(server))),
             machine: watch::Sender::default(),
             reports: Reports::new(Instant::now()),
             request_errors: RequestErrors::of_agent(),
@@ -122,10 +122,10 @@ impl Feed {
     }
 
     /// Returns the status of the watchers.
-    pub fn watching(&self) -> Watching {
-        let mut watching = self.watching.lock().clone();
-        watching.failed_requests = self.request_errors.by_name();
-        watching
+    pub fn watchers(&self) -> WatcherStatus {
+        let mut watchers = self.watchers.lock().clone();
+        watchers.failed_requests = self.request_errors.by_name();
+        watchers
     }
 
     /// Returns the counters of failed requests.
@@ -134,8 +134,8 @@ impl Feed {
     }
 
     /// Changes the published status of the watchers.
-    pub(super) fn tell(&self, change: impl FnOnce(&mut Watching)) {
-        change(&mut self.watching.lock());
+    pub(super) fn update_status(&self, change: impl FnOnce(&mut WatcherStatus)) {
+        change(&mut self.watchers.lock());
     }
 
     /// Tells the watchers this machine's addresses and role.
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn untaken_state_is_replaced_and_its_changes_are_kept() {
-        let feed = Feed::new("https://api:6443".to_owned());
+        let feed = ClusterFeed::new("https://api:6443".to_owned());
         let update = |hash_seed, change| Update {
             state: State::default(),
             hash_seed,

@@ -24,23 +24,23 @@ use crate::index;
 use crate::index::objects::{EndpointSlice, ObjectName, SERVICE_NAME};
 
 /// How long a machine counts after its pod has gone.
-const KEPT: Duration = Duration::from_secs(600);
+const ABSENCE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Longest time between two failures of a broken watch: the longest pause, connecting, and being cut off.
-const FAILURE_LASTS: Duration = Duration::from_secs(135);
+const FAILURE_INTERVAL: Duration = Duration::from_secs(135);
 
 /// The listed machines, and those that still count although they are no longer listed.
 #[derive(Debug, Default)]
-pub(super) struct Presence {
+pub(super) struct MachineTracker {
     /// Name of the Service that lists detached nodes.
     detached: String,
-    slices: BTreeMap<ObjectName, OfSlice>,
+    slices: BTreeMap<ObjectName, SliceMachines>,
     /// When each machine that is no longer listed went.
     gone: BTreeMap<String, Instant>,
     failed: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
-struct OfSlice {
+struct SliceMachines {
     nodes: BTreeSet<String>,
     detached: BTreeSet<String>,
     edges: BTreeSet<IpAddr>,
@@ -58,8 +58,8 @@ pub(super) fn detached(service: &str) -> String {
     format!("{service}-detached")
 }
 
-impl Presence {
-    /// Creates an empty presence. `service` lists the machines that run Guideway.
+impl MachineTracker {
+    /// Creates a tracker of no machines. `service` lists the machines that run Guideway.
     pub(super) fn new(service: &str) -> Self {
         Self {
             detached: detached(service),
@@ -68,22 +68,22 @@ impl Presence {
     }
 
     pub(super) fn apply(&mut self, slice: &EndpointSlice, now: Instant) {
-        let mut shown = OfSlice::default();
+        let mut listed = SliceMachines::default();
         let is_detached = slice.labels.get(SERVICE_NAME) == Some(&self.detached);
         for endpoint in &slice.endpoints {
             match &endpoint.node_name {
-                Some(node) if is_detached => drop(shown.detached.insert(node.clone())),
-                Some(node) => drop(shown.nodes.insert(node.clone())),
+                Some(node) if is_detached => drop(listed.detached.insert(node.clone())),
+                Some(node) => drop(listed.nodes.insert(node.clone())),
                 None => {
                     let text = endpoint.addresses.first().map_or("", String::as_str);
                     match edge(text) {
-                        Some(edge) => drop(shown.edges.insert(edge)),
-                        None => drop(shown.unreadable.insert(text.to_owned())),
+                        Some(edge) => drop(listed.edges.insert(edge)),
+                        None => drop(listed.unreadable.insert(text.to_owned())),
                     }
                 }
             }
         }
-        let before = self.slices.insert(slice.name.clone(), shown);
+        let before = self.slices.insert(slice.name.clone(), listed);
         self.note_gone(before, now);
     }
 
@@ -99,13 +99,13 @@ impl Presence {
         }
     }
 
-    fn note_gone(&mut self, before: Option<OfSlice>, now: Instant) {
+    fn note_gone(&mut self, before: Option<SliceMachines>, now: Instant) {
         let was = before.into_iter().flat_map(|before| before.nodes);
         self.gone.extend(was.map(|node| (node, now)));
-        let shown = shown(&self.slices);
-        let detached = all(&self.slices, |shown| &shown.detached);
+        let listed = listed_nodes(&self.slices);
+        let detached = all(&self.slices, |listed| &listed.detached);
         self.gone
-            .retain(|node, _| !shown.contains(node.as_str()) && !detached.contains(node.as_str()));
+            .retain(|node, _| !listed.contains(node.as_str()) && !detached.contains(node.as_str()));
     }
 
     /// Forgets a machine whose Node was deleted.
@@ -120,11 +120,11 @@ impl Presence {
 
     /// Treats Nodes that no slice lists as gone just now.
     pub(super) fn inherit(&mut self, nodes: Vec<String>, now: Instant) {
-        let detached = all(&self.slices, |shown| &shown.detached);
-        let shown = shown(&self.slices);
+        let detached = all(&self.slices, |listed| &listed.detached);
+        let listed = listed_nodes(&self.slices);
         let missing = nodes.into_iter().filter(|node| {
             let node = node.as_str();
-            !shown.contains(node) && !detached.contains(node)
+            !listed.contains(node) && !detached.contains(node)
         });
         let missing: Vec<String> = missing.collect();
         self.gone
@@ -134,7 +134,7 @@ impl Presence {
     /// Records a failure of the watch. The time between two failures does not count as absence.
     pub(super) fn fail(&mut self, now: Instant) {
         let before = self.failed.replace(now);
-        if let Some(before) = before.filter(|before| now < *before + FAILURE_LASTS) {
+        if let Some(before) = before.filter(|before| now < *before + FAILURE_INTERVAL) {
             for since in self.gone.values_mut() {
                 *since += now - before.max(*since);
             }
@@ -157,44 +157,44 @@ impl Presence {
 
     /// Lists the names of the Nodes that run Guideway.
     pub(super) fn nodes(&self) -> BTreeSet<String> {
-        let shown = shown(&self.slices).into_iter().map(str::to_owned);
-        shown.chain(self.gone.keys().cloned()).collect()
+        let listed = listed_nodes(&self.slices).into_iter().map(str::to_owned);
+        listed.chain(self.gone.keys().cloned()).collect()
     }
 
     /// Lists the addresses of the edges outside the cluster.
     pub(super) fn edges(&self) -> BTreeSet<IpAddr> {
-        let edges = self.slices.values().flat_map(|shown| &shown.edges);
+        let edges = self.slices.values().flat_map(|listed| &listed.edges);
         edges.copied().collect()
     }
 
     /// Lists, by slice, the texts that should be addresses of edges but are not.
     pub(super) fn unreadable(&self) -> BTreeMap<ObjectName, BTreeSet<String>> {
         let slices = self.slices.iter();
-        let slices = slices.filter(|(_, shown)| !shown.unreadable.is_empty());
+        let slices = slices.filter(|(_, listed)| !listed.unreadable.is_empty());
         slices
-            .map(|(name, shown)| (name.clone(), shown.unreadable.clone()))
+            .map(|(name, listed)| (name.clone(), listed.unreadable.clone()))
             .collect()
     }
 }
 
 /// Returns when a machine that went at `since` is forgotten.
 fn end(since: Instant, failed: Option<Instant>) -> Instant {
-    let end = since + KEPT;
-    failed.map_or(end, |failed| end.max(failed + FAILURE_LASTS))
+    let end = since + ABSENCE_TIMEOUT;
+    failed.map_or(end, |failed| end.max(failed + FAILURE_INTERVAL))
 }
 
 /// Returns the Nodes that are listed and have not detached. When one pod follows another, either slice may be
 /// late. A Node that is wrongly taken for one without Guideway does no harm: its backends are still reached.
-fn shown(slices: &BTreeMap<ObjectName, OfSlice>) -> BTreeSet<&str> {
-    let detached = all(slices, |shown| &shown.detached);
-    let mut nodes = all(slices, |shown| &shown.nodes);
+fn listed_nodes(slices: &BTreeMap<ObjectName, SliceMachines>) -> BTreeSet<&str> {
+    let detached = all(slices, |listed| &listed.detached);
+    let mut nodes = all(slices, |listed| &listed.nodes);
     nodes.retain(|node| !detached.contains(node));
     nodes
 }
 
 fn all(
-    slices: &BTreeMap<ObjectName, OfSlice>,
-    nodes: fn(&OfSlice) -> &BTreeSet<String>,
+    slices: &BTreeMap<ObjectName, SliceMachines>,
+    nodes: fn(&SliceMachines) -> &BTreeSet<String>,
 ) -> BTreeSet<&str> {
     let nodes = slices.values().flat_map(nodes);
     nodes.map(String::as_str).collect()

@@ -56,10 +56,10 @@ macro_rules! explanations {
 explanations! {
     drop {
         "source_range": "client outside source ranges";
-            "The client's address is in none of the service's source ranges (`loadBalancerSourceRanges`, `source_ranges`).";
+            "The client's address is in none of the source ranges. `loadBalancerSourceRanges` hold at load-balancer addresses only, `source_ranges` of the file at the address and the NodePort.";
             "If the client may use the service, add its network to the source ranges of the service.";
-        "no_backend": "service without backends";
-            "The service has no backend that takes connections, and this packet could not be answered.";
+        "no_backend": "ICMP error, no backend for it";
+            "An ICMP error about a packet of a service that has no backend. Other packets to such a service are answered, or count as `no_local_backend`.";
             "See `guideway backends` and the pods of the Service: are they there, ready, and selected?";
         "ttl_expired": "TTL too low for one more hop";
             "A `traceroute`, or packets that circle between routers.";
@@ -68,7 +68,7 @@ explanations! {
             "The Service has `externalTrafficPolicy: Local`, and this node has none of its pods.";
             "Let the load balancer in front check `healthCheckNodePort`, so that it sends to nodes with pods only.";
         "fragment_out_of_order": "fragment before its first one";
-            "A later fragment came before its datagram's first one, which alone has the ports; or that one was lost.";
+            "A later fragment came before its datagram's first one, or the first one was lost. Only the first one has the ports.";
             "Avoid fragments: have clients send smaller datagrams, or raise the MTU of the path.";
         "fragment_opaque": "fragment that hides its ports";
             "A first fragment that is cut inside the transport header, or a later one that overlaps it (RFC 1858).";
@@ -80,7 +80,7 @@ explanations! {
             "ICMP to a VIP with IP options or extension headers, which an answer would have to carry too.";
             "Nothing, unless a client of yours needs it: VIPs answer plain `ping` only.";
         "answer_limited": "source had enough answers";
-            "A RST, an ICMP error or an echo reply was due, but answers to one source are limited.";
+            "A RST or an ICMP error was due, but answers to one source are limited. Pings are not.";
             "A port scan or a flood has many. If it is a client of yours, find out why it asks for what is not served.";
         "unanswerable": "not served, no answer allowed";
             "Nothing serves this, and no answer may be sent: it was a RST or an ICMP error, or the source is no host.";
@@ -89,7 +89,7 @@ explanations! {
             "An ICMP error that does not quote a packet whose flow can be followed.";
             "Nothing, unless path MTU errors go missing: then look for a middlebox that cuts them short.";
         "unknown_pod": "edge named a pod not here";
-            "An edge sent the packet for a pod that is not on this node: the pod has gone, or the edge lags behind.";
+            "An edge sent the packet for a pod that is not on this node. The pod has gone, or the edge lags behind.";
             "Some are normal while pods end. If they go on, compare `guideway backends` on the edge with the node.";
         "sent_back": "edge sent what is unknown here";
             "An edge sent a packet for a service that this node does not know, and the stack would route it back.";
@@ -107,34 +107,34 @@ explanations! {
             "A packet to a VIP that ends inside its TCP, UDP or SCTP header.";
             "No ordinary client does this. If many clients do, look for a middlebox on the way that cuts packets.";
         "vip_encap": "IP-in-IP to a VIP";
-            "Somebody sends tunnelled packets to a VIP, where nothing takes them out.";
-            "Edges have to send to the node's own address: look at `nodes` of who sends.";
+            "Somebody sends IP-in-IP to a VIP. Nothing takes the outer header off there.";
+            "Edges have to send to the node's own address: look at `nodes` in the sender's configuration.";
         "vip_icmp": "ICMP to a VIP, no echo or error";
             "An ICMP message to a VIP other than an echo request or an error, such as a timestamp request.";
             "Nothing: VIPs answer `ping` only.";
         "node_port_headers": "to a NodePort, headers too long";
-            "To an address with NodePorts, with headers that hide the ports: too many, or cut short.";
+            "A packet to an address with NodePorts has headers that hide its ports: too many, or cut short.";
             "No ordinary client does this. Look at the source with `guideway capture reason node_port_headers -w FILE`.";
         "source_is_vip": "forged: comes from a VIP";
             "The source is a VIP, where nobody is a client.";
             "Filter forged sources where they enter your network.";
         "flow_conflict": "client port already in use";
-            "The client's port already talks to the same pod by another address of it, and no other port was free.";
+            "The client's port already talks to the same pod by another VIP of the pod, and no other port was free.";
             "A client that uses one port for several VIPs of one pod: let it use more ports.";
         "unknown_flow": "unknown connection, port in use";
-            "It goes on with a connection that is not known here, while the client's port talks to the same pod by another address.";
+            "The packet continues a connection that is not known here, while the client's port talks to the same pod by another VIP.";
             "A few are normal after connections end. The client begins anew by itself.";
-        "flow_table_full": "table of flows is full";
-            "The node's table of flows took no more entries.";
-            "Raise `tables.flows`, then `guideway detach` and start the agent again. `guideway status` shows the fill.";
+        "flow_table_full": "no entry for a new flow";
+            "The kernel gave a new flow no entry. A full table makes room by itself, so the table is small for the machine's number of CPUs.";
+            "A few do no harm: the client sends again. If they go on, raise `tables.flows`, then `guideway detach` and start the agent again.";
         "nat_unknown_flow": "NAT mode: unknown connection";
-            "It goes on with a connection that this edge does not know: it idled too long, or came in by another edge before.";
+            "The packet continues a connection that this edge does not know. The connection idled too long, or came in by another edge before.";
             "A few are normal. Many after a move between edges: use `ipip` or `l2dsr`, whose connections survive one.";
         "nat_ports_exhausted": "NAT mode: no free source port";
             "Every source port towards this backend that was tried is in use.";
             "Widen `nat.ports`, add backends, or use `ipip` or `l2dsr` for the service.";
         "nat_table_full": "NAT mode: table is full";
-            "The table of NAT flows took no more entries.";
+            "The table of NAT flows is full; or the service has its share of it, and none of the service's flows gives way.";
             "Raise `tables.nat_flows`, then `guideway detach` and start the agent again. `guideway status` shows the fill.";
         "stage_missing": "part of the program not there";
             "A later stage of the program was missing for a moment, as while the agent replaces the program.";
@@ -143,19 +143,19 @@ explanations! {
             "With its outer header the packet is longer than the next hop's MTU, and its sender cannot be asked for less.";
             "Raise the MTU between edges and nodes by 40, or lower that of the pods. See `path MTU` in `guideway backends`.";
         "fragmentation_needed": "too long, may be fragmented";
-            "The same of IPv4 without DF: a router would cut it into fragments, Guideway does not.";
+            "The packet is IPv4 without DF and too long with its outer header. A router would cut it into fragments; Guideway does not.";
             "Raise the MTU between edges and nodes by 40, or have clients set DF (path MTU discovery), as TCP does.";
         "next_hop_unresolved": "no neighbour for the backend";
             "Neither netlink nor the kernel's FIB knows the MAC of the next hop to the backend's node.";
             "`ip route get NODE` and `ip neigh` on this machine. Is there a route, does the node answer ARP?";
         "not_on_link": "L2 DSR backend behind a router";
-            "Mode `l2dsr` reaches machines of the same segment only, and the way to this one has a router.";
+            "Mode `l2dsr` reaches machines of the same segment only. The way to this one has a router.";
             "Use `ipip` for the service (`guideway.dev/mode`), or move the edge into the segment.";
         "no_outer_source": "no address to send from";
             "This machine has no address of the outer header's family.";
             "Give the machine one, or set `sources.ipv4` or `sources.ipv6`.";
         "table_changed": "a table changed meanwhile";
-            "The packet's look-ups met a change of the tables half-way.";
+            "A table changed between two look-ups for the packet.";
             "A few are normal, and the client sends again. If they go on, restart the agent and look at its log.";
         "no_headroom": "no room for an outer header";
             "The driver leaves no room in front of the frame.";
@@ -164,7 +164,7 @@ explanations! {
             "The kernel had no memory to make a reply's headers writable.";
             "Look at the machine's memory.";
         "malformed_inner": "edge sent no IP packet inside";
-            "IP-in-IP from a trusted source with something inside that is no IP packet.";
+            "A trusted source sent IP-in-IP, and what is inside is no IP packet.";
             "Look at who sends it with `guideway capture reason malformed_inner -w FILE`; is `trusted_edges` too wide?";
         "ecn_dropped": "congestion on the way (ECN)";
             "A router marked the outer header for congestion, and the packet inside cannot carry the mark (RFC 6040).";
@@ -228,28 +228,28 @@ explanations! {
             "A fragment for an address that is no VIP.";
             NOTHING;
         "no_service": "no service here";
-            "No service has this address, port and protocol: the machine's own traffic.";
+            "No service has this address, port and protocol. All of the machine's own traffic counts here, so it always grows.";
             "If a client times out, see whether `guideway services` lists the address and port it uses.";
         "local_backend": "the backend is this machine";
             "The chosen backend is this machine, whose own stack has the VIP.";
             NOTHING;
         "encap_not_ours": "IP-in-IP, not taken out here";
-            "IP-in-IP for an address at which this machine does not take outer headers off, or it is no node.";
+            "IP-in-IP for an address at which this machine takes no outer headers off, or the machine is no node.";
             "If edges send it, give this machine the role `node`, and let them send to its address under `nodes`.";
         "encap_untrusted": "IP-in-IP from a stranger";
             "An outer header from a source that is no trusted edge; `guideway drops` names the last one.";
             "If it is an edge of yours: `trusted_edges`, or in Kubernetes the EndpointSlice with the edges outside the cluster.";
         "decapsulated": "from an edge, VIP on lo";
-            "Taken out of its outer header, for a VIP that this machine has itself.";
+            "An edge sent it for a VIP that this machine has itself. The outer header was taken off.";
             NOTHING;
         "delivered": "to a pod of this machine";
-            "On its way to a pod here, its destination translated.";
+            "The destination was translated. The packet is on its way to a pod here.";
             NOTHING;
         "translated": "reply of a pod here";
-            "A pod's reply on its way out, its source translated back; or an ICMP error about a packet to a pod.";
+            "The source of a pod's reply was translated back; or the same was done to an ICMP error about a packet to a pod.";
             NOTHING;
         "probe_sent": "our own check, sent";
-            "A health check of this machine, put on the way of a client's packet.";
+            "A health check of this machine. It takes the way of a client's packet.";
             NOTHING;
         "probe_answer": "our own check, answered";
             "The answer to a health check of this machine.";
@@ -258,13 +258,13 @@ explanations! {
             "A flow of this machine's kernel that has a NodePort as its source port.";
             NOTHING;
         "nat_not_ours": "to a NAT port, unknown flow";
-            "To a source port of NAT mode, but of no flow that is known: it idled too long, or is another program's.";
+            "A packet to a source port of NAT mode, but of no known flow. The flow idled too long, or is another program's.";
             "If other programs send from these ports, keep them apart: `nat.ports`, `net.ipv4.ip_local_port_range`.";
         "path_mtu": "router says: path MTU smaller";
-            "An ICMP error about an outer packet: the path to a node takes less than its next hop does.";
-            "Edges heed it by themselves. Raise the MTU of the path to be rid of it; `guideway backends` shows the path.";
+            "An ICMP error about an outer packet. The path to a node has a smaller MTU than its next hop.";
+            "Edges heed it by themselves. To be rid of it, raise the MTU of the path; `guideway backends` shows the path.";
         "announced_elsewhere": "another machine announces it";
-            "Another machine announces an address that this machine announces too; the log names its MAC.";
+            "Another machine announces an address that this machine announces too. The log names its MAC.";
             "A few are normal while an address moves. If they go on, take the address off the other machine.";
     }
     reply {
@@ -272,8 +272,8 @@ explanations! {
             "Somebody pings a VIP.";
             NOTHING;
         "packet_too_big": "asked for smaller packets";
-            "A client's packet did not fit with its outer header; it was told the MTU that fits.";
-            "Nothing: clients adapt. Raise the MTU between edges and nodes by 40 to be rid of it.";
+            "A client's packet did not fit with its outer header. The client was told the MTU that fits.";
+            "Nothing: clients adapt. To be rid of it, raise the MTU between edges and nodes by 40.";
         "time_exceeded": "answered a traceroute";
             "TTL or hop limit too low for one more hop.";
             NOTHING;
@@ -331,10 +331,12 @@ mod tests {
     /// Writes the page for `deploy/docs`.
     fn page() -> String {
         let mut page = "# Why packets end: drops and other reasons\n\n\
-            `guideway drops` counts every packet that did not go on to a backend by a reason, and `guideway_packets_total` and\n\
-            `guideway_transmit_failures_total` have the same names as labels. This page says what each means, how it comes about\n\
-            and what to do; `guideway drops --explain REASON` says it at the terminal. To see such packets themselves:\n\
-            `guideway capture reason REASON -w FILE`.\n"
+            `guideway drops` counts each packet that did not go on to a backend, by reason. The metrics `guideway_packets_total`\n\
+            and `guideway_transmit_failures_total` have the reasons as labels. This page says what each reason means, how it comes\n\
+            about and what to do. `guideway drops --explain REASON` says the same at the terminal.\n\n\
+            `guideway capture reason REASON -w FILE` writes the packets of a reason to a file. It takes no reason of `fail`, because\n\
+            a failure shows only after the program has run. It sees no packet that pods or the machine itself send (`translated`,\n\
+            `probe_sent`, `not_writable`): use tcpdump for those.\n"
             .to_owned();
         for (action, title) in [
             ("drop", "Dropped"),

@@ -10,26 +10,26 @@
 //! is in force.
 //!
 //! `start` and `reload` make the desired state, `cluster` takes it from the API. `settle`, in this file, uses
-//! `checks` (which backends serve, and what is checked) and `apply` (the difference). `sweeps` does periodic
-//! work, `view` publishes, `answers` answers commands.
+//! `health_checks` (which backends serve, and what is checked) and `apply` (the difference). `view` publishes,
+//! `answers` answers commands.
 
 mod announce;
 mod announcing;
 mod answers;
 mod apply;
 mod attachments;
-mod checks;
 mod cluster;
 mod handle;
+mod health_checks;
 mod next_hops;
 mod path_mtus;
+mod periodic_work;
 mod pod_devices;
 mod problems;
 mod programmed;
 mod reload;
 mod room;
 mod start;
-mod sweeps;
 mod view;
 
 use std::collections::BTreeSet;
@@ -42,18 +42,18 @@ use fastpath::tables::Tables;
 
 use self::announcing::Announcing;
 use self::attachments::Attachments;
-use self::checks::Checks;
-pub(crate) use self::checks::reasons;
 use self::cluster::Cluster;
 pub use self::handle::{Command, Handle, Question};
+use self::health_checks::HealthChecks;
+pub(crate) use self::health_checks::reasons;
 use self::next_hops::NextHops;
 use self::path_mtus::PathMtus;
+use self::periodic_work::PeriodicWork;
 use self::pod_devices::PodDevices;
 pub(crate) use self::problems::{Item, Problems};
 use self::programmed::Programmed;
 use self::reload::ConfigFile;
 pub use self::start::StartError;
-use self::sweeps::Sweeps;
 use self::view::Publication;
 pub(crate) use self::view::{Running, View};
 use crate::api::{Detached, Egress, Interface};
@@ -88,14 +88,14 @@ pub struct Agent {
     /// Totals of the services that the configuration asks for, including backends that health checks left out.
     totals: ServiceTotals,
     services_here: MachineServices,
-    checks: Checks,
+    health_checks: HealthChecks,
 
     attachments: Attachments,
     tables: Tables,
     programmed: Programmed,
     announcing: Announcing,
 
-    sweeps: Sweeps,
+    periodic_work: PeriodicWork,
     problems: Problems,
     publication: Publication,
 }
@@ -108,7 +108,7 @@ impl Agent {
 
     /// Returns the monitor of backends and nodes. Its runner must send [`Command::Health`] when their health changes.
     pub fn health(&self) -> Arc<Monitor> {
-        Arc::clone(&self.checks.monitor)
+        Arc::clone(&self.health_checks.monitor)
     }
 
     /// Returns the observer, which answers beside the agent's thread. It asks the agent by `agent` what it
@@ -141,7 +141,10 @@ impl Agent {
             let now = Instant::now();
             let pauses = self.problems.pause(now).into_iter();
             let pauses = pauses.chain(self.announcing.pause(now));
-            let timer = self.sweeps.pause().map_or(TIMER, |pause| pause.min(TIMER));
+            let timer = self
+                .periodic_work
+                .pause()
+                .map_or(TIMER, |pause| pause.min(TIMER));
             let timer = timer.saturating_sub(self.followed.elapsed());
             let timeout = pauses.min().map_or(timer, |pause| pause.min(timer));
             let paths = self.path_pause(now).unwrap_or(timeout);
@@ -155,7 +158,7 @@ impl Agent {
                 }
             }
             let taken = self.take_state();
-            let turned = std::mem::take(&mut self.checks.is_changed);
+            let turned = std::mem::take(&mut self.health_checks.is_changed);
             if let Some(taken) = taken {
                 self.settle();
                 self.account(taken);
@@ -178,7 +181,7 @@ impl Agent {
         match command {
             Command::Reload { cause } => self.reload(cause),
             // Many may change at once. The selection is made once, after all commands have been read.
-            Command::Health => self.checks.is_changed = true,
+            Command::Health => self.health_checks.is_changed = true,
             Command::Announce(result) => self.take_election_result(result),
             // The newest state is taken once, after all commands have been read.
             Command::State => {}
@@ -255,12 +258,12 @@ impl Agent {
         }
         let own = &self.machine.addresses;
         self.totals.follow(&self.config.desired, own);
-        self.checks.select(&self.config.desired, own);
+        self.health_checks.select(&self.config.desired, own);
         let mut done = self.apply();
         // Only now, because checks may need what was just applied; and some may have lost their target.
         self.set_check_targets();
         if self
-            .checks
+            .health_checks
             .select(&self.config.desired, &self.machine.addresses)
         {
             done += self.apply();
@@ -277,7 +280,7 @@ impl Agent {
             && interfaces.all(|name| self.attachments.egress.contains_key(name));
         let own = &self.machine.addresses;
         let tables = &mut self.tables;
-        self.checks
+        self.health_checks
             .set_targets(desired, &self.totals, own, diverts, tables);
     }
 

@@ -20,7 +20,7 @@ pub mod targets;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use self::schedule::Rule;
+use self::schedule::CheckThresholds;
 
 /// How the backends of a service are checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,9 +103,9 @@ impl Default for Get {
 }
 
 impl Check {
-    /// Returns the rule by which results count.
-    pub fn rule(&self) -> Rule {
-        Rule {
+    /// Returns the thresholds by which results count.
+    pub fn thresholds(&self) -> CheckThresholds {
+        CheckThresholds {
             interval: self.interval,
             rise: self.rise,
             fall: self.fall,

@@ -1,17 +1,17 @@
 //! Answers load balancers and the kubelet: whether this machine is fit for traffic.
 //!
 //! ```text
-//! watchers, agent -> reports -+-> vitals --> server: /healthz, /livez, /readyz
-//!                             |      v
+//! watchers, agent -> reports -+-> machine_health -> server: /healthz, /livez, /readyz
+//!                             |         v
 //!                             +-> ports:   a listener for each healthCheckNodePort
 //! ```
 //!
-//! The answers are those of kube-proxy, so a load balancer cannot tell the two apart. `vitals` has the rules
-//! and gets the time as an argument. The servers have neither rules nor state.
+//! The answers are those of kube-proxy, so a load balancer cannot tell the two apart. `machine_health` has the
+//! rules and gets the time as an argument. The servers have neither rules nor state.
 
+pub mod machine_health;
 pub mod ports;
 pub mod server;
-pub mod vitals;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -22,13 +22,13 @@ use imbl::OrdMap;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
-use self::vitals::Vitals;
+use self::machine_health::MachineHealth;
 use crate::index::objects::ObjectName;
 use crate::index::{HealthCheck, Problem};
 
 /// The answers at the health check ports, and where to listen.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Checks {
+pub struct HealthCheckPorts {
     /// The Services that have such a port.
     pub services: OrdMap<ObjectName, HealthCheck>,
     /// Addresses to listen at; the unspecified address for all.
@@ -38,8 +38,8 @@ pub struct Checks {
 /// What the watchers and the agent report and the servers read. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Reports {
-    vitals: Arc<Mutex<Vitals>>,
-    checks: watch::Sender<Checks>,
+    machine_health: Arc<Mutex<MachineHealth>>,
+    check_ports: watch::Sender<HealthCheckPorts>,
     problems: watch::Sender<Vec<Problem>>,
     problems_here: watch::Sender<Vec<Problem>>,
     announced: watch::Sender<AnnouncedServices>,
@@ -52,8 +52,8 @@ impl Reports {
     /// Creates empty reports at the time `now`.
     pub fn new(now: Instant) -> Self {
         Self {
-            vitals: Arc::new(Mutex::new(Vitals::new(now))),
-            checks: watch::Sender::default(),
+            machine_health: Arc::new(Mutex::new(MachineHealth::new(now))),
+            check_ports: watch::Sender::default(),
             problems: watch::Sender::default(),
             problems_here: watch::Sender::default(),
             announced: watch::Sender::default(),
@@ -61,13 +61,13 @@ impl Reports {
     }
 
     /// Locks the state that probes are answered from.
-    pub fn vitals(&self) -> MutexGuard<'_, Vitals> {
-        self.vitals.lock()
+    pub fn machine_health(&self) -> MutexGuard<'_, MachineHealth> {
+        self.machine_health.lock()
     }
 
     /// Replaces the answers at the health check ports.
-    pub fn set_checks(&self, checks: Checks) {
-        tell_if_new(&self.checks, checks);
+    pub fn set_check_ports(&self, check_ports: HealthCheckPorts) {
+        tell_if_new(&self.check_ports, check_ports);
     }
 
     /// Returns the problems of health check ports.

@@ -32,7 +32,7 @@ use fastpath::tables::TableReader;
 use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
-use self::health::Conditions;
+use self::health::HealthStates;
 use crate::agent::{Command, Handle, Question, View};
 use crate::announce::LoopHeartbeat;
 use crate::api::server::{error_line, line};
@@ -79,7 +79,7 @@ struct Observation<'s> {
     sources: &'s Sources,
     view: Arc<View>,
     /// The results of checks, read when first needed.
-    conditions: OnceCell<Conditions>,
+    health_states: OnceCell<HealthStates>,
     /// Returns whether nobody waits for the answer any more.
     is_gone: &'s dyn Fn() -> bool,
 }
@@ -155,7 +155,7 @@ impl Observer {
             let answer = answer(&Observation {
                 sources: &sources,
                 view,
-                conditions: OnceCell::new(),
+                health_states: OnceCell::new(),
                 is_gone: &is_gone,
             });
             // Released here: all memory of the work is free by now, except the answer.

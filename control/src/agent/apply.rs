@@ -22,7 +22,7 @@ impl Agent {
             attempt = self.attempt();
             done += attempt.done;
         }
-        let services = &self.checks.selection.desired.services;
+        let services = &self.health_checks.selection.desired.services;
         let evicted_and_older = self.programmed.make_room(&mut self.tables, services);
         attempt.outcomes.extend(evicted_and_older);
         self.programmed.finish();
@@ -62,10 +62,10 @@ impl Agent {
             pod_devices: self.pod_devices.devices.clone(),
             ..self.machine.clone()
         };
-        let desired = &self.checks.selection.desired;
+        let desired = &self.health_checks.selection.desired;
         let target = self.services_here.target(desired, &self.totals, &machine);
         let mut operations = plan(&self.installed(), &target);
-        let services = &self.checks.selection.desired.services;
+        let services = &self.health_checks.selection.desired.services;
         oldest_first(&mut operations, |key| room::age(services, key));
         self.programmed.wanted = target.services;
         let mut attempt = Attempt::default();

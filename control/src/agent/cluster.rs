@@ -22,7 +22,7 @@ use crate::config::host::HostFacts;
 use crate::desired::{Desired, ForwardMode, NodePortAddresses, Role};
 use crate::durations::Durations;
 use crate::first_few::first_few;
-use crate::healthz::Checks;
+use crate::healthz::HealthCheckPorts;
 use crate::index::{Object, Problem, State};
 use crate::kubernetes::{ClusterFeed, Identity, OwnMachine, Update};
 use crate::plan::Operation;
@@ -144,7 +144,11 @@ impl Agent {
         if let Some(problems) = new_problems(&cluster.state.problems, &state.problems) {
             tracing::warn!("{problems}");
         }
-        cluster.feed.reports().vitals().set_leaving(state.leaving);
+        cluster
+            .feed
+            .reports()
+            .machine_health()
+            .set_leaving(state.leaving);
         let moved = self.config.desired.nodes != state.nodes;
         self.announcing
             .set_announceable(state.assigned.clone(), state.announcers.clone());
@@ -225,7 +229,11 @@ impl Agent {
         let Some(cluster) = &mut self.cluster else {
             return;
         };
-        cluster.feed.reports().vitals().finish(Instant::now());
+        cluster
+            .feed
+            .reports()
+            .machine_health()
+            .finish(Instant::now());
         if !std::mem::replace(&mut cluster.is_programmed, true) {
             tracing::info!("the tables have the first state of the cluster");
         }
@@ -246,9 +254,9 @@ impl Agent {
         };
         let reports = cluster.feed.reports();
         let unattached = api::unattached(&self.interface_status(), &self.egress_status());
-        reports.vitals().set_unattached(unattached);
+        reports.machine_health().set_unattached(unattached);
         let served = &self.config.desired.node_port_addresses;
-        reports.set_checks(Checks {
+        reports.set_check_ports(HealthCheckPorts {
             services: cluster.state.health_checks.clone(),
             addresses: health_check_addresses(served, &self.machine.addresses),
         });

@@ -85,7 +85,7 @@ impl Agent {
         self.machine = Machine::of(&self.config.desired, &facts);
         self.attachments.forget_lost();
         self.pod_devices.forget();
-        self.sweeps.look_at_rules();
+        self.periodic_work.look_at_rules();
         let changes = self.settle();
         tracing::info!(
             cause,

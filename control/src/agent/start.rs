@@ -15,15 +15,15 @@ use xdp_prog::abi::{WAYS, map};
 use super::Agent;
 use super::announcing::Announcing;
 use super::attachments::Attachments;
-use super::checks::Checks;
 use super::cluster::Cluster;
+use super::health_checks::HealthChecks;
 use super::next_hops::NextHops;
 use super::path_mtus::PathMtus;
+use super::periodic_work::PeriodicWork;
 use super::pod_devices::PodDevices;
 use super::problems::Problems;
 use super::programmed::Programmed;
 use super::reload::ConfigFile;
-use super::sweeps::Sweeps;
 use super::view::Publication;
 use crate::chain::chain;
 use crate::config::{Config, ConfigError, TableSizes, host};
@@ -143,12 +143,12 @@ impl Agent {
             pod_devices: PodDevices::default(),
             totals: ServiceTotals::default(),
             services_here: MachineServices::default(),
-            checks: Checks::new(tables.probe_capacity()),
+            health_checks: HealthChecks::new(tables.probe_capacity()),
             attachments,
             tables,
             programmed: Programmed::new(now),
             announcing: Announcing::default(),
-            sweeps: Sweeps::new(now),
+            periodic_work: PeriodicWork::new(now),
             problems: Problems::default(),
             publication: Publication::new(now),
         };

@@ -107,14 +107,17 @@ impl Agent {
         let desired = &self.config.desired;
         let node = desired.is_node(&self.machine.addresses);
         let roles = [(desired.edge, "edge"), (node, "node")].into_iter();
-        let warnings = self.sweeps.warnings().chain(&self.attachments.uncounted);
+        let warnings = self
+            .periodic_work
+            .warnings()
+            .chain(&self.attachments.uncounted);
         let (announce_links, announced) = self.announced();
         let view = View {
             tables: self.tables.publish(),
             wanted: self.programmed.wanted.clone(),
             services: desired.services.clone(),
             draining: desired.draining.clone(),
-            all_fail: self.checks.selection.all_fail.clone(),
+            all_fail: self.health_checks.selection.all_fail.clone(),
             roles: roles
                 .filter_map(|(has, role)| has.then_some(role))
                 .collect(),
@@ -126,7 +129,7 @@ impl Agent {
             announce_links,
             announced,
             problems: self.problems.clone(),
-            not_made: self.checks.not_made,
+            not_made: self.health_checks.not_made,
             warnings: warnings.chain(self.next_hops.warning()).cloned().collect(),
             cluster: self.cluster_view(),
         };

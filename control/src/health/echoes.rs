@@ -32,9 +32,9 @@ const AT_ONCE: usize = 4096;
 /// Echoes that wait for their replies, and the two sockets.
 #[derive(Debug)]
 pub(super) struct Echoes {
-    v4: Line,
-    v6: Line,
-    under_way: UnderWay,
+    v4: EchoSocket,
+    v6: EchoSocket,
+    pending: PendingEchoes,
 }
 
 type Begun = BegunCheck<IpAddr, NodeCheck>;
@@ -45,24 +45,24 @@ impl Echoes {
         // Random, so that only those who have seen an echo can forge a reply.
         let upper = (random() >> 32) as u32;
         Self {
-            v4: Line::new(false, upper),
-            v6: Line::new(true, upper),
-            under_way: UnderWay::default(),
+            v4: EchoSocket::new(false, upper),
+            v6: EchoSocket::new(true, upper),
+            pending: PendingEchoes::default(),
         }
     }
 
     /// Sends an echo. Returns false if it cannot be sent from this machine.
     pub(super) fn send(&mut self, begun: &Begun) -> bool {
         let node = begun.key;
-        let line = if node.is_ipv6() {
+        let socket = if node.is_ipv6() {
             &mut self.v6
         } else {
             &mut self.v4
         };
-        let nonce = self.under_way.draw(line.upper, random);
-        match line.send(node, begun.check.mark, nonce) {
+        let nonce = self.pending.draw(socket.upper, random);
+        match socket.send(node, begun.check.mark, nonce) {
             Ok(()) => {
-                self.under_way.add(nonce, begun.clone());
+                self.pending.add(nonce, begun.clone());
                 true
             }
             Err(error) => {
@@ -78,15 +78,15 @@ impl Echoes {
             tokio::select! {
                 () = self.v4.is_readable() => {}
                 () = self.v6.is_readable() => {}
-                () = sleep_until(self.under_way.deadline()) => {}
+                () = sleep_until(self.pending.deadline()) => {}
             }
             let mut ended = Vec::new();
-            for line in [&mut self.v4, &mut self.v6] {
-                for (from, nonce) in line.receive() {
-                    ended.extend(self.under_way.answer(from, nonce));
+            for socket in [&mut self.v4, &mut self.v6] {
+                for (from, nonce) in socket.receive() {
+                    ended.extend(self.pending.answer(from, nonce));
                 }
             }
-            ended.extend(self.under_way.expire(Instant::now()));
+            ended.extend(self.pending.expire(Instant::now()));
             if !ended.is_empty() {
                 return ended;
             }
@@ -97,7 +97,7 @@ impl Echoes {
 
 /// The socket for all nodes of a family.
 #[derive(Debug)]
-struct Line {
+struct EchoSocket {
     is_v6: bool,
     /// Upper half of all nonces. A socket filter in the kernel drops ICMP packets without it.
     upper: u32,
@@ -105,7 +105,7 @@ struct Line {
     socket: Option<tokio::net::UdpSocket>,
 }
 
-impl Line {
+impl EchoSocket {
     fn new(is_v6: bool, upper: u32) -> Self {
         Self {
             is_v6,
@@ -174,13 +174,13 @@ impl Line {
 
 /// Echoes that wait for their replies, by nonce.
 #[derive(Debug, Default)]
-struct UnderWay {
+struct PendingEchoes {
     waiting: HashMap<u64, Begun>,
     /// Nonces in the order of sending; some may have been answered.
     sent: VecDeque<(Instant, u64)>,
 }
 
-impl UnderWay {
+impl PendingEchoes {
     /// Draws a nonce that no waiting echo has. With equal nonces one of the two would never end.
     fn draw(&self, upper: u32, mut random: impl FnMut() -> u64) -> u64 {
         loop {
@@ -243,66 +243,66 @@ mod tests {
     #[test]
     fn reply_ends_its_own_echo_alone_and_only_once() {
         let now = Instant::now();
-        let mut under_way = UnderWay::default();
-        under_way.add(7, start(NODE, 1, now));
-        under_way.add(8, start([10, 0, 0, 2], 2, now));
-        let ended = under_way.answer(NODE.into(), 7).unwrap();
+        let mut pending = PendingEchoes::default();
+        pending.add(7, start(NODE, 1, now));
+        pending.add(8, start([10, 0, 0, 2], 2, now));
+        let ended = pending.answer(NODE.into(), 7).unwrap();
         assert_eq!((ended.begun.ticket, ended.begun.began), (1, now));
         assert_eq!(ended.outcome, Some(Ok(())));
-        assert!(under_way.answer(NODE.into(), 7).is_none());
-        assert_eq!(under_way.waiting.len(), 1);
+        assert!(pending.answer(NODE.into(), 7).is_none());
+        assert_eq!(pending.waiting.len(), 1);
     }
 
     #[test]
     fn echoes_under_way_have_nonces_of_their_own() {
-        let mut under_way = UnderWay::default();
-        under_way.add(1 << 32 | 7, start(NODE, 1, Instant::now()));
+        let mut pending = PendingEchoes::default();
+        pending.add(1 << 32 | 7, start(NODE, 1, Instant::now()));
         let mut numbers = [7, 7, 8].map(|lower: u64| lower << 32).into_iter();
-        let nonce = under_way.draw(1, || numbers.next().unwrap());
+        let nonce = pending.draw(1, || numbers.next().unwrap());
         assert_eq!(nonce, 1 << 32 | 8);
     }
 
     #[test]
     fn reply_from_another_machine_or_to_no_echo_under_way_counts_for_nothing() {
         let now = Instant::now();
-        let mut under_way = UnderWay::default();
-        under_way.add(7, start(NODE, 1, now));
-        assert!(under_way.answer([10, 0, 0, 2].into(), 7).is_none());
-        assert!(under_way.answer(NODE.into(), 8).is_none());
-        assert!(under_way.answer(NODE.into(), 7).is_some());
+        let mut pending = PendingEchoes::default();
+        pending.add(7, start(NODE, 1, now));
+        assert!(pending.answer([10, 0, 0, 2].into(), 7).is_none());
+        assert!(pending.answer(NODE.into(), 8).is_none());
+        assert!(pending.answer(NODE.into(), 7).is_some());
     }
 
     #[test]
     fn echo_that_is_not_answered_in_time_is_missed_and_a_late_reply_ignored() {
         let now = Instant::now();
         let later = now + Duration::from_millis(10);
-        let mut under_way = UnderWay::default();
-        under_way.add(7, start(NODE, 1, now));
-        under_way.add(8, start([10, 0, 0, 2], 2, later));
-        assert_eq!(under_way.deadline(), Some(now + NodeCheck::TIMEOUT));
-        assert!(under_way.expire(later).is_empty());
+        let mut pending = PendingEchoes::default();
+        pending.add(7, start(NODE, 1, now));
+        pending.add(8, start([10, 0, 0, 2], 2, later));
+        assert_eq!(pending.deadline(), Some(now + NodeCheck::TIMEOUT));
+        assert!(pending.expire(later).is_empty());
 
-        let ended = under_way.expire(now + NodeCheck::TIMEOUT);
+        let ended = pending.expire(now + NodeCheck::TIMEOUT);
         let tickets: Vec<u64> = ended.iter().map(|one| one.begun.ticket).collect();
         assert_eq!(tickets, [1]);
         let reason = ended[0].outcome.clone().unwrap().unwrap_err();
         assert_eq!(reason, "timeout 800 ms");
-        assert!(under_way.answer(NODE.into(), 7).is_none());
-        assert_eq!(under_way.deadline(), Some(later + NodeCheck::TIMEOUT));
+        assert!(pending.answer(NODE.into(), 7).is_none());
+        assert_eq!(pending.deadline(), Some(later + NodeCheck::TIMEOUT));
     }
 
     #[test]
     fn answered_echoes_have_no_deadline() {
         let now = Instant::now();
-        let mut under_way = UnderWay::default();
+        let mut pending = PendingEchoes::default();
         for nonce in 0..3 {
-            under_way.add(nonce, start(NODE, nonce, now));
+            pending.add(nonce, start(NODE, nonce, now));
         }
         for nonce in [1, 0, 2] {
-            assert!(under_way.answer(NODE.into(), nonce).is_some());
+            assert!(pending.answer(NODE.into(), nonce).is_some());
         }
-        assert_eq!(under_way.deadline(), None);
-        assert!(under_way.sent.is_empty());
+        assert_eq!(pending.deadline(), None);
+        assert!(pending.sent.is_empty());
     }
 
     fn start(node: [u8; 4], ticket: u64, now: Instant) -> Begun {

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use super::echo;
 use super::echoes::Echoes;
 use super::probe::probe;
-use super::schedule::{BegunCheck, EndedCheck, Rule, Schedule, Target};
+use super::schedule::{BegunCheck, CheckThresholds, CheckedTarget, EndedCheck, Schedule};
 use super::selection::{LeftOut, Member};
 use super::targets::{BackendCheck, NodeCheck, Targets};
 use crate::durations::Durations;
@@ -50,7 +50,7 @@ struct State {
 
 /// The health of one backend or node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Condition {
+pub struct HealthState {
     /// Whether it should get traffic.
     pub healthy: bool,
     /// Whether a check has had a result.
@@ -82,14 +82,14 @@ impl Monitor {
         let backends = targets.backends.into_iter();
         let (names, backends) = backends
             .map(|(member, (name, check))| {
-                let rule = check.check.rule();
-                ((member, name), (member, (check, rule)))
+                let thresholds = check.check.thresholds();
+                ((member, name), (member, (check, thresholds)))
             })
             .unzip();
         state.names = names;
         state.backends.set_targets(now, backends);
         let nodes = targets.nodes.into_iter();
-        let nodes = nodes.map(|(node, check)| (node, (check, NodeCheck::RULE)));
+        let nodes = nodes.map(|(node, check)| (node, (check, NodeCheck::THRESHOLDS)));
         state.nodes.set_targets(now, nodes.collect());
         drop(state);
         self.changed.notify_one();
@@ -105,33 +105,33 @@ impl Monitor {
     }
 
     /// Returns the health of every checked backend.
-    pub fn backends(&self) -> BTreeMap<Member, Condition> {
-        self.conditions(|state| &state.backends, failure_of_backend)
+    pub fn backends(&self) -> BTreeMap<Member, HealthState> {
+        self.health_states(|state| &state.backends, failure_of_backend)
     }
 
     /// Returns the health of every checked node.
-    pub fn nodes(&self) -> BTreeMap<IpAddr, Condition> {
-        self.conditions(|state| &state.nodes, failure_of_node)
+    pub fn nodes(&self) -> BTreeMap<IpAddr, HealthState> {
+        self.health_states(|state| &state.nodes, failure_of_node)
     }
 
     /// Reads a schedule in parts, so that neither the agent nor a check waits for the whole.
-    fn conditions<K: Ord + Copy, C: Clone + PartialEq>(
+    fn health_states<K: Ord + Copy, C: Clone + PartialEq>(
         &self,
         schedule: fn(&State) -> &Schedule<K, C>,
         failure: fn(&str) -> String,
-    ) -> BTreeMap<K, Condition> {
+    ) -> BTreeMap<K, HealthState> {
         let now = Instant::now();
-        let mut conditions = BTreeMap::new();
+        let mut health_states = BTreeMap::new();
         loop {
-            let known = conditions.len();
-            let last = conditions.last_key_value().map(|(key, _)| *key);
+            let known = health_states.len();
+            let last = health_states.last_key_value().map(|(key, _)| *key);
             let state = self.lock();
             let targets = schedule(&state).after(last.as_ref()).take(READ_AT_A_TIME);
-            conditions
-                .extend(targets.map(|(key, target)| (*key, Condition::of(target, now, failure))));
+            health_states
+                .extend(targets.map(|(key, target)| (*key, HealthState::of(target, now, failure))));
             drop(state);
-            if conditions.len() < known + READ_AT_A_TIME {
-                return conditions;
+            if health_states.len() < known + READ_AT_A_TIME {
+                return health_states;
             }
         }
     }
@@ -267,8 +267,8 @@ impl State {
     }
 }
 
-impl Condition {
-    fn of<C>(target: &Target<C>, now: Instant, failure: fn(&str) -> String) -> Self {
+impl HealthState {
+    fn of<C>(target: &CheckedTarget<C>, now: Instant, failure: fn(&str) -> String) -> Self {
         let (against, limit) = target.against();
         let note = target.failure().map(|reason| {
             let reason = failure(reason);
@@ -293,7 +293,7 @@ fn failure_of_backend(reason: &str) -> String {
 
 /// Describes a node's failure. For a timeout it gives the number of missed echoes.
 fn failure_of_node(reason: &str) -> String {
-    let Rule { fall, .. } = NodeCheck::RULE;
+    let CheckThresholds { fall, .. } = NodeCheck::THRESHOLDS;
     if reason.starts_with("timeout") {
         format!("node unreachable: {fall} echoes missed")
     } else {

@@ -12,7 +12,7 @@ use crate::hash::mix;
 
 /// How results change the state of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rule {
+pub struct CheckThresholds {
     /// Time from the start of one check to the start of the next, before jitter.
     pub interval: Duration,
     /// Successes in a row that make an unhealthy target healthy.
@@ -29,7 +29,7 @@ pub struct Rule {
 /// All targets of one kind. `K` identifies a target, `C` says how it is checked.
 #[derive(Debug)]
 pub struct Schedule<K, C> {
-    targets: BTreeMap<K, Target<C>>,
+    targets: BTreeMap<K, CheckedTarget<C>>,
     /// Time of the next check of each target that is not being checked.
     due: BTreeSet<(Instant, K)>,
     jitter: Jitter,
@@ -38,9 +38,9 @@ pub struct Schedule<K, C> {
 
 /// The state of one target.
 #[derive(Clone, Debug)]
-pub struct Target<C> {
+pub struct CheckedTarget<C> {
     check: C,
-    rule: Rule,
+    thresholds: CheckThresholds,
     /// Whether it should get traffic.
     pub healthy: bool,
     /// When it became healthy or unhealthy.
@@ -89,7 +89,7 @@ pub struct EndedCheck<K, C> {
     pub outcome: Option<Result<(), String>>,
 }
 
-impl<C> Target<C> {
+impl<C> CheckedTarget<C> {
     /// Returns the last failure; `None` for a healthy target whose last check succeeded.
     pub fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
@@ -101,10 +101,10 @@ impl<C> Target<C> {
     }
 
     fn limit(&self) -> u32 {
-        match (self.decided || !self.rule.first_decides, self.healthy) {
+        match (self.decided || !self.thresholds.first_decides, self.healthy) {
             (false, _) => 1,
-            (true, true) => self.rule.fall,
-            (true, false) => self.rule.rise,
+            (true, true) => self.thresholds.fall,
+            (true, false) => self.thresholds.rise,
         }
     }
 
@@ -148,15 +148,15 @@ impl<K: Ord + Clone, C: Clone + PartialEq> Schedule<K, C> {
 
     /// Replaces the targets. Targets that stay keep their state. A target whose check changed is checked at
     /// once, and its results count as those of a new target.
-    pub fn set_targets(&mut self, now: Instant, wanted: BTreeMap<K, (C, Rule)>) {
+    pub fn set_targets(&mut self, now: Instant, wanted: BTreeMap<K, (C, CheckThresholds)>) {
         let mut before = std::mem::take(&mut self.targets);
-        for (key, (check, rule)) in wanted {
+        for (key, (check, thresholds)) in wanted {
             let known = before.remove(&key);
             let target = match known {
-                Some(same) if same.check == check && same.rule == rule => same,
-                _ => Target {
+                Some(same) if same.check == check && same.thresholds == thresholds => same,
+                _ => CheckedTarget {
                     check,
-                    rule,
+                    thresholds,
                     healthy: known.as_ref().is_none_or(|known| known.healthy),
                     since: known.as_ref().map_or(now, |known| known.since),
                     failure: known.and_then(|known| known.failure),
@@ -192,7 +192,7 @@ impl<K: Ord + Clone, C: Clone + PartialEq> Schedule<K, C> {
         };
         Some(BegunCheck {
             check: target.check.clone(),
-            may_be_starting: !target.has_passed && now < target.begun + target.rule.starting,
+            may_be_starting: !target.has_passed && now < target.begun + target.thresholds.starting,
             has_just_passed: target.has_passed && target.healthy && target.against == 0,
             ticket: self.tickets,
             began: now,
@@ -225,7 +225,7 @@ impl<K: Ord + Clone, C: Clone + PartialEq> Schedule<K, C> {
             } if own == ticket => started,
             Phase::UnderCheck { .. } | Phase::Waiting { .. } => return false,
         };
-        let until = (started + self.jitter.spread(target.rule.interval)).max(now);
+        let until = (started + self.jitter.spread(target.thresholds.interval)).max(now);
         target.phase = Phase::Waiting { until };
         self.due.insert((until, key.clone()));
         let Some(outcome) = outcome else {
@@ -237,7 +237,7 @@ impl<K: Ord + Clone, C: Clone + PartialEq> Schedule<K, C> {
     }
 
     /// Returns the state of a target.
-    pub fn get(&self, key: &K) -> Option<&Target<C>> {
+    pub fn get(&self, key: &K) -> Option<&CheckedTarget<C>> {
         self.targets.get(key)
     }
 
@@ -248,7 +248,7 @@ impl<K: Ord + Clone, C: Clone + PartialEq> Schedule<K, C> {
     }
 
     /// Iterates over the targets after `last`, or over all.
-    pub fn after(&self, last: Option<&K>) -> impl Iterator<Item = (&K, &Target<C>)> {
+    pub fn after(&self, last: Option<&K>) -> impl Iterator<Item = (&K, &CheckedTarget<C>)> {
         let from = last.map_or(Bound::Unbounded, Bound::Excluded);
         self.targets.range((from, Bound::Unbounded))
     }

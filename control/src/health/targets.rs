@@ -9,7 +9,7 @@ use fastpath::tables::{ProbeSpec, probe_mark};
 use super::Check;
 use super::probe::Route;
 use super::probe_indices::{Checked, ProbeIndices};
-use super::schedule::Rule;
+use super::schedule::CheckThresholds;
 use super::selection::Member;
 use crate::desired::{BackendSpec, Desired, ForwardMode, ServiceKey, ServiceSpec};
 use crate::service_totals::ServiceTotals;
@@ -35,7 +35,7 @@ impl NodeCheck {
     ///
     /// Until the first reply through the outer header, for at most five minutes, a reply to an echo without one
     /// prevents a failure.
-    pub const RULE: Rule = Rule {
+    pub const THRESHOLDS: CheckThresholds = CheckThresholds {
         interval: Duration::from_secs(1),
         rise: 1,
         fall: 3,

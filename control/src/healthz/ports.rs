@@ -22,7 +22,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use super::server::json_answer;
-use super::{Checks, Reports};
+use super::{HealthCheckPorts, Reports};
 use crate::config::HealthCheckNodePorts;
 use crate::http::{self, Answer, Limits, Places, Sources};
 use crate::index::objects::ObjectName;
@@ -58,7 +58,7 @@ pub async fn serve(mode: HealthCheckNodePorts, reports: Reports) {
     if mode == HealthCheckNodePorts::Off {
         return;
     }
-    let mut checks = reports.checks.subscribe();
+    let mut check_ports = reports.check_ports.subscribe();
     let mut ports = Ports {
         mode,
         reports: reports.clone(),
@@ -69,12 +69,12 @@ pub async fn serve(mode: HealthCheckNodePorts, reports: Reports) {
         failed: BTreeMap::new(),
     };
     loop {
-        let wanted = checks.borrow_and_update().clone();
+        let wanted = check_ports.borrow_and_update().clone();
         ports.follow(&wanted, Instant::now()).await;
         reports.set_problems(ports.problems());
         let retry = ports.failed.values().map(|failure| failure.retry).min();
         tokio::select! {
-            changed = checks.changed() => if changed.is_err() { return },
+            changed = check_ports.changed() => if changed.is_err() { return },
             () = sleep_until(retry) => {}
         }
     }
@@ -110,10 +110,15 @@ struct Failure {
 }
 
 impl Ports {
-    /// Opens and closes listeners to match `checks`, and retries failed ports that are due.
-    async fn follow(&mut self, checks: &Checks, now: Instant) {
-        let told = by_port(&checks.services);
-        let listened = |port: u16| checks.addresses.iter().map(move |ip| (*ip, port).into());
+    /// Opens and closes listeners to match `check_ports`, and retries failed ports that are due.
+    async fn follow(&mut self, check_ports: &HealthCheckPorts, now: Instant) {
+        let told = by_port(&check_ports.services);
+        let listened = |port: u16| {
+            check_ports
+                .addresses
+                .iter()
+                .map(move |ip| (*ip, port).into())
+        };
         let wanted: BTreeMap<SocketAddr, ObjectName> = told
             .iter()
             .flat_map(|(port, told)| listened(*port).map(|at| (at, told.service.clone())))
@@ -210,7 +215,7 @@ impl Ports {
         let (told, reports) = (Arc::clone(&self.told), self.reports.clone());
         move |_| {
             let told = told.lock().get(&port).cloned();
-            let is_healthy = reports.vitals().is_healthy(Instant::now());
+            let is_healthy = reports.machine_health().is_healthy(Instant::now());
             std::future::ready(match told {
                 Some(told) => answer(&told, is_healthy),
                 // The Service has just been removed; its listener will be closed.

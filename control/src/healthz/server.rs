@@ -12,7 +12,7 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 
 use super::Reports;
-use super::vitals::Vitals;
+use super::machine_health::MachineHealth;
 use crate::http::{self, Answer};
 
 #[derive(Debug, Serialize)]
@@ -27,17 +27,22 @@ struct Body {
 /// Serves until the task is dropped.
 pub async fn serve(listener: TcpListener, reports: Reports) {
     http::serve_pages(listener, move |path| {
-        let response = answer(&path, &reports.vitals(), Instant::now(), Timestamp::now());
+        let response = answer(
+            &path,
+            &reports.machine_health(),
+            Instant::now(),
+            Timestamp::now(),
+        );
         std::future::ready(response)
     })
     .await;
 }
 
-fn answer(path: &str, vitals: &Vitals, now: Instant, time: Timestamp) -> Answer {
-    let is_healthy = vitals.is_healthy(now);
+fn answer(path: &str, machine_health: &MachineHealth, now: Instant, time: Timestamp) -> Answer {
+    let is_healthy = machine_health.is_healthy(now);
     let body = |node_eligible| Body {
         last_updated: time
-            .checked_sub(vitals.age(now))
+            .checked_sub(machine_health.age(now))
             .unwrap_or(time)
             .to_string(),
         current_time: time.to_string(),
@@ -45,11 +50,11 @@ fn answer(path: &str, vitals: &Vitals, now: Instant, time: Timestamp) -> Answer 
     };
     match path {
         "/healthz" => {
-            let is_eligible = vitals.is_eligible();
+            let is_eligible = machine_health.is_eligible();
             json(is_healthy && is_eligible, &body(Some(is_eligible)))
         }
         "/livez" => json(is_healthy, &body(None)),
-        "/readyz" => http::ok_unless(&vitals.missing()),
+        "/readyz" => http::ok_unless(&machine_health.missing()),
         _ => http::text(StatusCode::NOT_FOUND, "try /healthz, /livez or /readyz\n"),
     }
 }
@@ -76,28 +81,28 @@ mod tests {
 
     use serde_json::Value;
 
-    use super::super::vitals::HEALTH_TIMEOUT;
+    use super::super::machine_health::HEALTH_TIMEOUT;
     use super::*;
     use crate::http::testing::{body_of, get, send, serving};
 
     /// A machine that is synced, began a while ago, and of which more is told.
-    fn machine(tell: impl FnOnce(&mut Vitals, Instant)) -> std::net::SocketAddr {
+    fn machine(tell: impl FnOnce(&mut MachineHealth, Instant)) -> std::net::SocketAddr {
         let now = Instant::now();
         let began = now.checked_sub(2 * HEALTH_TIMEOUT).unwrap();
         let reports = Reports::new(began);
         {
-            let mut vitals = reports.vitals();
-            vitals.pass(began, began);
-            vitals.take();
-            vitals.finish(began);
-            tell(&mut vitals, now);
+            let mut machine_health = reports.machine_health();
+            machine_health.pass(began, began);
+            machine_health.take();
+            machine_health.finish(began);
+            tell(&mut machine_health, now);
         }
         serving(move |listener| serve(listener, reports))
     }
 
-    fn late(vitals: &mut Vitals, now: Instant) {
+    fn late(machine_health: &mut MachineHealth, now: Instant) {
         let late = now.checked_sub(HEALTH_TIMEOUT + Duration::from_secs(1));
-        vitals.gather(late);
+        machine_health.gather(late);
     }
 
     fn status(response: &str) -> &str {
@@ -139,7 +144,7 @@ mod tests {
 
     #[test]
     fn node_about_to_go_fails_health_but_not_liveness() {
-        let address = machine(|vitals, _| vitals.set_leaving(Some(true)));
+        let address = machine(|machine_health, _| machine_health.set_leaving(Some(true)));
         let response = get(address, "/healthz");
         assert_eq!(status(&response), "503");
         assert!(response.contains("\"nodeEligible\":false"), "{response}");
@@ -151,7 +156,8 @@ mod tests {
     #[test]
     fn missing_program_fails_readiness_only_and_is_named() {
         let missing = "no XDP program on eth0";
-        let address = machine(|vitals, _| vitals.set_unattached(vec![missing.to_owned()]));
+        let address =
+            machine(|machine_health, _| machine_health.set_unattached(vec![missing.to_owned()]));
         let response = get(address, "/readyz");
         assert_eq!(status(&response), "503");
         assert!(response.contains(missing), "{response}");

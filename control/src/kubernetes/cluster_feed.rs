@@ -99,7 +99,9 @@ impl ClusterFeed {
     /// Leaves a state for the agent. It replaces one that the agent has not taken, whose changes it takes over.
     pub(super) fn put(&self, mut update: Update) {
         let mut slot = self.update.lock();
-        self.reports.vitals().pass(update.arrived, Instant::now());
+        self.reports
+            .machine_health()
+            .pass(update.arrived, Instant::now());
         if let Some(before) = slot.take() {
             update.arrived = before.arrived;
             let newer = std::mem::replace(&mut update.changes, before.changes);
@@ -112,7 +114,7 @@ impl ClusterFeed {
     pub fn take(&self) -> Option<Update> {
         let mut slot = self.update.lock();
         let update = slot.take()?;
-        self.reports.vitals().take();
+        self.reports.machine_health().take();
         Some(update)
     }
 

@@ -66,7 +66,7 @@ pub(super) async fn follow(
             is_complete = true;
             tracing::info!("every kind is listed to its end");
         }
-        feed.reports().vitals().gather(arrived);
+        feed.reports().machine_health().gather(arrived);
         let due = arrived
             .filter(|_| is_complete)
             .map(|since| pause.due(since));

@@ -19,7 +19,7 @@ impl Observation<'_> {
         let view = &self.view;
         let tables = &view.tables;
         let traffic = self.sources.reader.backend_traffic(tables);
-        let conditions = self.conditions();
+        let health_states = self.health_states();
         let connections = of.connections.then(|| self.connections()).transpose()?;
         let devices = DeviceNames::read();
         let mut rows = Vec::new();
@@ -79,7 +79,7 @@ impl Observation<'_> {
                     }),
                     ..Backend::default()
                 };
-                conditions.describe(&view.all_fail, &member, &mut row);
+                health_states.describe(&view.all_fail, &member, &mut row);
                 rows.push(row);
             }
         }

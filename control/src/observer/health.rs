@@ -8,28 +8,28 @@ use imbl::OrdSet;
 use super::Observation;
 use crate::api::{Backend, Health};
 use crate::desired::ServiceKey;
-use crate::health::monitor::Condition;
+use crate::health::monitor::HealthState;
 use crate::health::selection::Member;
 use crate::metrics::{CheckedBackend, HealthValues};
 use crate::target::{name_of, title};
 
 /// The health of all backends and nodes at one time.
-pub(super) struct Conditions {
-    backends: BTreeMap<Member, Condition>,
-    nodes: BTreeMap<IpAddr, Condition>,
+pub(super) struct HealthStates {
+    backends: BTreeMap<Member, HealthState>,
+    nodes: BTreeMap<IpAddr, HealthState>,
 }
 
 impl Observation<'_> {
-    pub(super) fn conditions(&self) -> &Conditions {
-        self.conditions.get_or_init(|| Conditions {
+    pub(super) fn health_states(&self) -> &HealthStates {
+        self.health_states.get_or_init(|| HealthStates {
             backends: self.sources.health.backends(),
             nodes: self.sources.health.nodes(),
         })
     }
 
     pub(super) fn health_status(&self) -> Health {
-        let Conditions { backends, nodes } = self.conditions();
-        let failing = |condition: &&Condition| !condition.healthy;
+        let HealthStates { backends, nodes } = self.health_states();
+        let failing = |state: &&HealthState| !state.healthy;
         let view = &self.view;
         let all_fail = view.all_fail.iter();
         Health {
@@ -45,22 +45,22 @@ impl Observation<'_> {
 
     /// Returns the values for the metrics.
     pub(super) fn health_values(&self) -> HealthValues {
-        let Conditions { backends, nodes } = self.conditions();
+        let HealthStates { backends, nodes } = self.health_states();
         let view = &self.view;
         HealthValues {
             backends: backends
                 .iter()
-                .map(|(member, condition)| CheckedBackend {
+                .map(|(member, state)| CheckedBackend {
                     name: name_of(&view.services, &member.service).unwrap_or_default(),
                     service: member.service,
                     backend: member.backend.to_string(),
-                    healthy: condition.healthy,
+                    healthy: state.healthy,
                 })
                 .collect(),
             nodes: nodes
                 .iter()
-                .filter(|(_, condition)| condition.checked)
-                .map(|(node, condition)| (node.to_string(), condition.healthy))
+                .filter(|(_, state)| state.checked)
+                .map(|(node, state)| (node.to_string(), state.healthy))
                 .collect(),
             not_made: [
                 ("no_way", view.not_made.no_way),
@@ -71,7 +71,7 @@ impl Observation<'_> {
     }
 }
 
-impl Conditions {
+impl HealthStates {
     /// Adds the health of a backend to its row.
     pub(super) fn describe(
         &self,
@@ -82,7 +82,7 @@ impl Conditions {
         let own = self.backends.get(member);
         let node = self.nodes.get(&member.backend.address);
         // The node comes first: if it is unreachable, the backend's own check says nothing new.
-        let (health, condition) = match (node, own) {
+        let (health, state) = match (node, own) {
             (Some(node), _) if !node.healthy => ("unreachable", node),
             (_, Some(own)) if !own.healthy => ("unhealthy", own),
             (_, Some(own)) if !own.checked => ("new", own),
@@ -92,8 +92,8 @@ impl Conditions {
             (None, None) => return,
         };
         row.health = Some(health.to_owned());
-        row.since_seconds = Some(condition.since.as_secs());
-        row.reason.clone_from(&condition.note);
-        row.all_fail = !condition.healthy && all_fail.contains(&member.service);
+        row.since_seconds = Some(state.since.as_secs());
+        row.reason.clone_from(&state.note);
+        row.all_fail = !state.healthy && all_fail.contains(&member.service);
     }
 }

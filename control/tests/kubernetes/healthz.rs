@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use control::config::HealthCheckNodePorts;
 use control::healthz::ports;
-use control::healthz::{Checks, Reports};
+use control::healthz::{HealthCheckPorts, Reports};
 use control::index::HealthCheck;
 use control::index::objects::ObjectName;
 use control::kubernetes::RequestErrors;
@@ -129,7 +129,7 @@ fn health_check_port_that_cannot_be_had_is_an_event_of_the_service() {
             port: PORT,
             local_endpoints: 1,
         };
-        reports.set_checks(Checks {
+        reports.set_check_ports(HealthCheckPorts {
             services: [(ObjectName::new("default", "local"), check)]
                 .into_iter()
                 .collect(),

@@ -1,7 +1,7 @@
 use super::*;
 
 const INTERVAL: Duration = Duration::from_secs(5);
-const RULE: Rule = Rule {
+const THRESHOLDS: CheckThresholds = CheckThresholds {
     interval: INTERVAL,
     rise: 2,
     fall: 3,
@@ -10,7 +10,7 @@ const RULE: Rule = Rule {
 };
 #[test]
 fn new_target_serves_and_is_checked_at_once() {
-    let (mut schedule, now) = schedule(&["a"], RULE);
+    let (mut schedule, now) = schedule(&["a"], THRESHOLDS);
     let target = schedule.get(&"a").unwrap();
     assert!(target.healthy && !target.decided);
     assert_eq!(schedule.next_due(), Some(now));
@@ -19,7 +19,7 @@ fn new_target_serves_and_is_checked_at_once() {
 
 #[test]
 fn first_result_decides_alone() {
-    let (mut schedule, now) = schedule(&["a"], RULE);
+    let (mut schedule, now) = schedule(&["a"], THRESHOLDS);
     assert!(check(&mut schedule, now, Err("HTTP 503")));
     let target = schedule.get(&"a").unwrap();
     assert!(!target.healthy);
@@ -28,11 +28,11 @@ fn first_result_decides_alone() {
 
 #[test]
 fn where_the_first_result_does_not_decide_it_counts_like_any_other() {
-    let rule = Rule {
+    let thresholds = CheckThresholds {
         first_decides: false,
-        ..RULE
+        ..THRESHOLDS
     };
-    let (mut schedule, now) = schedule(&["a"], rule);
+    let (mut schedule, now) = schedule(&["a"], thresholds);
     assert!(!check(&mut schedule, now, Err("x")));
     assert!(!check(&mut schedule, now, Err("x")));
     assert!(check(&mut schedule, now, Err("x")));
@@ -41,14 +41,14 @@ fn where_the_first_result_does_not_decide_it_counts_like_any_other() {
 #[test]
 fn target_may_be_starting_until_it_has_passed_or_for_so_long() {
     const STARTING: Duration = Duration::from_secs(60);
-    let rule = Rule {
+    let thresholds = CheckThresholds {
         first_decides: false,
         starting: STARTING,
-        ..RULE
+        ..THRESHOLDS
     };
     let start = Instant::now();
     let mut schedule = Schedule::new(1);
-    schedule.set_targets(start, wanted(&["a"], "/old", rule));
+    schedule.set_targets(start, wanted(&["a"], "/old", thresholds));
     let next = |schedule: &mut Schedule<_, _>, now, outcome: Option<Result<(), String>>| {
         let begun = schedule.start(now).unwrap();
         schedule.finish(now, &begun.key, begun.ticket, outcome);
@@ -62,15 +62,18 @@ fn target_may_be_starting_until_it_has_passed_or_for_so_long() {
 
     // So again where the check is new, until it is passed.
     let later = late + 3 * INTERVAL;
-    schedule.set_targets(later, wanted(&["a"], "/new", rule));
+    schedule.set_targets(later, wanted(&["a"], "/new", thresholds));
     assert!(next(&mut schedule, later, Some(Ok(()))));
     assert!(!next(&mut schedule, later + 2 * INTERVAL, failure()));
 }
 
 #[test]
 fn target_has_just_passed_after_a_success_until_a_failure() {
-    let rule = Rule { rise: 1, ..RULE };
-    let (mut schedule, start) = schedule(&["a"], rule);
+    let thresholds = CheckThresholds {
+        rise: 1,
+        ..THRESHOLDS
+    };
+    let (mut schedule, start) = schedule(&["a"], thresholds);
     let mut now = start;
     let mut next = |outcome: Result<(), &str>| {
         let begun = schedule.start(now).unwrap();
@@ -91,7 +94,7 @@ fn target_has_just_passed_after_a_success_until_a_failure() {
 
 #[test]
 fn check_that_says_nothing_changes_nothing() {
-    let (mut schedule, now) = schedule(&["a"], RULE);
+    let (mut schedule, now) = schedule(&["a"], THRESHOLDS);
     let start = schedule.start(now).unwrap();
     assert!(!schedule.finish(now, &start.key, start.ticket, None));
     let target = schedule.get(&"a").unwrap();
@@ -103,24 +106,24 @@ fn check_that_says_nothing_changes_nothing() {
 fn check_that_says_nothing_ends_a_row_of_failures() {
     let (mut schedule, now) = schedule(
         &["a"],
-        Rule {
+        CheckThresholds {
             first_decides: false,
-            ..RULE
+            ..THRESHOLDS
         },
     );
     for _ in 0..3 {
-        for _ in 1..RULE.fall {
+        for _ in 1..THRESHOLDS.fall {
             assert!(!check(&mut schedule, now, Err("x")));
         }
         let start = schedule.start(schedule.next_due().unwrap()).unwrap();
         assert!(!schedule.finish(now, &start.key, start.ticket, None));
     }
-    assert_eq!(schedule.get(&"a").unwrap().against(), (0, RULE.fall));
+    assert_eq!(schedule.get(&"a").unwrap().against(), (0, THRESHOLDS.fall));
 }
 
 #[test]
 fn falls_after_as_many_failures_in_a_row_and_rises_after_as_many_successes() {
-    let (mut schedule, now) = schedule(&["a"], RULE);
+    let (mut schedule, now) = schedule(&["a"], THRESHOLDS);
     let results = [
         (Ok(()), true),
         (Err("x"), true),
@@ -144,7 +147,7 @@ fn falls_after_as_many_failures_in_a_row_and_rises_after_as_many_successes() {
 
 #[test]
 fn since_is_the_time_of_the_turn_and_the_failure_stays_until_it_serves_again() {
-    let (mut schedule, start) = schedule(&["a"], RULE);
+    let (mut schedule, start) = schedule(&["a"], THRESHOLDS);
     let fell = start + Duration::from_secs(1);
     check(&mut schedule, fell, Err("connection refused"));
     check(&mut schedule, fell + INTERVAL, Ok(()));
@@ -160,7 +163,7 @@ fn since_is_the_time_of_the_turn_and_the_failure_stays_until_it_serves_again() {
 
 #[test]
 fn failure_of_a_target_that_still_serves_is_shown_and_forgotten() {
-    let (mut schedule, now) = schedule(&["a"], RULE);
+    let (mut schedule, now) = schedule(&["a"], THRESHOLDS);
     check(&mut schedule, now, Ok(()));
     check(&mut schedule, now, Err("timeout 2 s"));
     let target = schedule.get(&"a").unwrap();
@@ -175,7 +178,7 @@ fn failure_of_a_target_that_still_serves_is_shown_and_forgotten() {
 
 #[test]
 fn next_check_comes_an_interval_after_the_last_began_within_a_tenth() {
-    let (mut schedule, mut now) = schedule(&["a"], RULE);
+    let (mut schedule, mut now) = schedule(&["a"], THRESHOLDS);
     let mut pauses = Vec::new();
     for _ in 0..1_000 {
         let start = schedule.start(now).unwrap();
@@ -203,7 +206,7 @@ fn next_check_comes_an_interval_after_the_last_began_within_a_tenth() {
 
 #[test]
 fn check_that_took_longer_than_the_interval_is_followed_at_once_and_not_made_up_for() {
-    let (mut schedule, now) = schedule(&["a"], RULE);
+    let (mut schedule, now) = schedule(&["a"], THRESHOLDS);
     let start = schedule.start(now).unwrap();
     let late = now + 4 * INTERVAL;
     schedule.finish(late, &start.key, start.ticket, Some(Ok(())));
@@ -218,7 +221,7 @@ fn targets_that_became_due_together_drift_apart() {
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let now = Instant::now();
     let mut schedule = Schedule::new(7);
-    schedule.set_targets(now, wanted(&names, (), RULE));
+    schedule.set_targets(now, wanted(&names, (), THRESHOLDS));
     while let Some(start) = schedule.start(now) {
         schedule.finish(now, &start.key, start.ticket, Some(Ok(())));
     }
@@ -245,9 +248,9 @@ fn seeds_differ_in_their_jitter_and_repeat_their_own() {
 fn due_longest_is_started_first() {
     let now = Instant::now();
     let mut schedule = Schedule::new(1);
-    schedule.set_targets(now, wanted(&["b"], (), RULE));
+    schedule.set_targets(now, wanted(&["b"], (), THRESHOLDS));
     let later = now + Duration::from_millis(1);
-    schedule.set_targets(later, wanted(&["a", "b"], (), RULE));
+    schedule.set_targets(later, wanted(&["a", "b"], (), THRESHOLDS));
     assert_eq!(schedule.start(later).unwrap().key, "b");
     assert_eq!(schedule.start(later).unwrap().key, "a");
     assert_eq!(schedule.start(later), None);
@@ -255,11 +258,11 @@ fn due_longest_is_started_first() {
 
 #[test]
 fn unchanged_target_survives_a_change_of_the_others() {
-    let (mut schedule, now) = schedule(&["a", "gone"], RULE);
+    let (mut schedule, now) = schedule(&["a", "gone"], THRESHOLDS);
     check(&mut schedule, now, Err("x"));
     let due = schedule.due.iter().find(|(_, key)| *key == "a").cloned();
     let later = now + Duration::from_secs(1);
-    schedule.set_targets(later, wanted(&["a", "new"], (), RULE));
+    schedule.set_targets(later, wanted(&["a", "new"], (), THRESHOLDS));
     let target = schedule.get(&"a").unwrap();
     assert!(!target.healthy);
     assert_eq!((target.since, target.failure()), (now, Some("x")));
@@ -270,9 +273,9 @@ fn unchanged_target_survives_a_change_of_the_others() {
 
 #[test]
 fn check_under_way_counts_after_a_change_of_the_others() {
-    let (mut schedule, now) = schedule(&["a"], RULE);
+    let (mut schedule, now) = schedule(&["a"], THRESHOLDS);
     let start = schedule.start(now).unwrap();
-    schedule.set_targets(now, wanted(&["a", "b"], (), RULE));
+    schedule.set_targets(now, wanted(&["a", "b"], (), THRESHOLDS));
     assert!(schedule.finish(now, &"a", start.ticket, Some(Err("x".to_owned()))));
 }
 
@@ -280,14 +283,14 @@ fn check_under_way_counts_after_a_change_of_the_others() {
 fn changed_check_keeps_the_verdict_and_lets_the_next_result_decide() {
     let now = Instant::now();
     let mut schedule = Schedule::new(1);
-    schedule.set_targets(now, wanted(&["a"], "/old", RULE));
+    schedule.set_targets(now, wanted(&["a"], "/old", THRESHOLDS));
     let start = schedule.start(now).unwrap();
     schedule.finish(now, &"a", start.ticket, Some(Err("HTTP 404".to_owned())));
     let stale = {
         let due = schedule.next_due().unwrap();
         schedule.start(due).unwrap()
     };
-    schedule.set_targets(now, wanted(&["a"], "/new", RULE));
+    schedule.set_targets(now, wanted(&["a"], "/new", THRESHOLDS));
     assert!(!schedule.get(&"a").unwrap().healthy);
     // What the old check found out by now is of no interest.
     assert!(!schedule.finish(now, &"a", stale.ticket, Some(Ok(()))));
@@ -299,13 +302,13 @@ fn changed_check_keeps_the_verdict_and_lets_the_next_result_decide() {
 
 #[test]
 fn result_of_a_target_that_is_gone_is_ignored() {
-    let (mut schedule, now) = schedule(&["a"], RULE);
+    let (mut schedule, now) = schedule(&["a"], THRESHOLDS);
     let start = schedule.start(now).unwrap();
     schedule.set_targets(now, BTreeMap::new());
     assert!(!schedule.finish(now, &"a", start.ticket, Some(Ok(()))));
     assert_eq!(schedule.next_due(), None);
     // One of the same name is another target.
-    schedule.set_targets(now, wanted(&["a"], (), RULE));
+    schedule.set_targets(now, wanted(&["a"], (), THRESHOLDS));
     assert!(!schedule.finish(now, &"a", start.ticket, Some(Err("x".to_owned()))));
     assert!(schedule.get(&"a").unwrap().healthy);
 }
@@ -322,7 +325,7 @@ fn every_target_is_waiting_or_under_check_whatever_happens() {
             0 => {
                 let names = (0..random.next() % 6).map(|name| format!("t{name}"));
                 let check = random.next() % 2;
-                let wanted = names.map(|name| (name, (check, RULE))).collect();
+                let wanted = names.map(|name| (name, (check, THRESHOLDS))).collect();
                 schedule.set_targets(now, wanted);
             }
             1 => under_way.extend(schedule.start(now)),
@@ -348,15 +351,25 @@ fn every_target_is_waiting_or_under_check_whatever_happens() {
     }
 }
 
-fn schedule(names: &[&'static str], rule: Rule) -> (Schedule<&'static str, ()>, Instant) {
+fn schedule(
+    names: &[&'static str],
+    thresholds: CheckThresholds,
+) -> (Schedule<&'static str, ()>, Instant) {
     let now = Instant::now();
     let mut schedule = Schedule::new(1);
-    schedule.set_targets(now, wanted(names, (), rule));
+    schedule.set_targets(now, wanted(names, (), thresholds));
     (schedule, now)
 }
 
-fn wanted<'n, C: Copy>(names: &[&'n str], check: C, rule: Rule) -> BTreeMap<&'n str, (C, Rule)> {
-    names.iter().map(|name| (*name, (check, rule))).collect()
+fn wanted<'n, C: Copy>(
+    names: &[&'n str],
+    check: C,
+    thresholds: CheckThresholds,
+) -> BTreeMap<&'n str, (C, CheckThresholds)> {
+    names
+        .iter()
+        .map(|name| (*name, (check, thresholds)))
+        .collect()
 }
 
 /// Makes the next check of a schedule, which comes to its result at the time `at`.

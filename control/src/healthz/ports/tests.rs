@@ -3,14 +3,14 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use super::super::vitals::HEALTH_TIMEOUT;
+use super::super::machine_health::HEALTH_TIMEOUT;
 use super::*;
 use crate::http::testing::{body_of, connect_from, free_port, get, own_loopback, runs, send};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Checks at this process's address: a Service named after its port for each pair of port and count.
-fn checks(pairs: &[(u16, usize)]) -> Checks {
+/// HealthCheckPorts at this process's address: a Service named after its port for each pair of port and count.
+fn check_ports(pairs: &[(u16, usize)]) -> HealthCheckPorts {
     let check = |(port, local_endpoints): &(u16, usize)| {
         let check = HealthCheck {
             port: *port,
@@ -18,15 +18,15 @@ fn checks(pairs: &[(u16, usize)]) -> Checks {
         };
         (ObjectName::new("shop", format!("web-{port}")), check)
     };
-    Checks {
+    HealthCheckPorts {
         services: pairs.iter().map(check).collect(),
         addresses: [own_loopback().into()].into(),
     }
 }
 
-fn started(mode: HealthCheckNodePorts, checks: Checks) -> Reports {
+fn started(mode: HealthCheckNodePorts, check_ports: HealthCheckPorts) -> Reports {
     let reports = Reports::new(Instant::now());
-    reports.set_checks(checks);
+    reports.set_check_ports(check_ports);
     let served = reports.clone();
     runs(serve(mode, served));
     reports
@@ -57,7 +57,7 @@ fn wait_until_closed(port: u16) {
 #[test]
 fn ready_pod_answers_200_with_kube_proxys_body_and_headers() {
     let port = free_port();
-    let _reports = started(HealthCheckNodePorts::On, checks(&[(port, 2)]));
+    let _reports = started(HealthCheckNodePorts::On, check_ports(&[(port, 2)]));
     wait_until_open(port);
     let response = get(at(port), "/");
     assert!(response.starts_with("HTTP/1.1 200 "), "{response}");
@@ -78,7 +78,7 @@ fn ready_pod_answers_200_with_kube_proxys_body_and_headers() {
 #[test]
 fn every_path_and_method_is_answered() {
     let port = free_port();
-    let _reports = started(HealthCheckNodePorts::On, checks(&[(port, 1)]));
+    let _reports = started(HealthCheckNodePorts::On, check_ports(&[(port, 1)]));
     wait_until_open(port);
     for request in [
         "GET /healthz?x=1 HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -94,9 +94,9 @@ fn every_path_and_method_is_answered() {
 #[test]
 fn no_ready_pod_answers_503() {
     let port = free_port();
-    let reports = started(HealthCheckNodePorts::On, checks(&[(port, 1)]));
+    let reports = started(HealthCheckNodePorts::On, check_ports(&[(port, 1)]));
     wait_until_open(port);
-    reports.set_checks(checks(&[(port, 0)]));
+    reports.set_check_ports(check_ports(&[(port, 0)]));
     wait_for("no pods are told", || {
         let response = get(at(port), "/");
         response.starts_with("HTTP/1.1 503 ")
@@ -109,12 +109,12 @@ fn no_ready_pod_answers_503() {
 #[test]
 fn unhealthy_proxy_answers_503_and_node_about_to_go_does_not() {
     let port = free_port();
-    let reports = started(HealthCheckNodePorts::On, checks(&[(port, 1)]));
+    let reports = started(HealthCheckNodePorts::On, check_ports(&[(port, 1)]));
     wait_until_open(port);
-    reports.vitals().set_leaving(Some(true));
+    reports.machine_health().set_leaving(Some(true));
     assert!(get(at(port), "/").starts_with("HTTP/1.1 200 "));
     let late = Instant::now().checked_sub(2 * HEALTH_TIMEOUT).unwrap();
-    reports.vitals().pass(late, late);
+    reports.machine_health().pass(late, late);
     let response = get(at(port), "/");
     assert!(response.starts_with("HTTP/1.1 503 "), "{response}");
     assert!(
@@ -127,13 +127,16 @@ fn unhealthy_proxy_answers_503_and_node_about_to_go_does_not() {
 #[test]
 fn change_opens_and_closes_ports_without_touching_the_others() {
     let [kept, closed, opened] = [free_port(), free_port(), free_port()];
-    let reports = started(HealthCheckNodePorts::On, checks(&[(kept, 1), (closed, 1)]));
+    let reports = started(
+        HealthCheckNodePorts::On,
+        check_ports(&[(kept, 1), (closed, 1)]),
+    );
     wait_until_open(kept);
     wait_until_open(closed);
     // A listener that were closed would reset a connection that it has not answered.
     let mut under_way = TcpStream::connect(at(kept)).unwrap();
     under_way.write_all(b"GET / HTTP/1.1\r\n").unwrap();
-    reports.set_checks(checks(&[(kept, 3), (opened, 1)]));
+    reports.set_check_ports(check_ports(&[(kept, 3), (opened, 1)]));
     wait_until_open(opened);
     wait_until_closed(closed);
     under_way.write_all(b"Host: x\r\n\r\n").unwrap();
@@ -146,7 +149,10 @@ fn change_opens_and_closes_ports_without_touching_the_others() {
 fn port_of_another_is_left_to_it_and_taken_once_it_is_free() {
     let [taken, port] = [free_port(), free_port()];
     let other = std::net::TcpListener::bind(at(taken)).unwrap();
-    let reports = started(HealthCheckNodePorts::Auto, checks(&[(taken, 1), (port, 1)]));
+    let reports = started(
+        HealthCheckNodePorts::Auto,
+        check_ports(&[(taken, 1), (port, 1)]),
+    );
     wait_until_open(port);
     assert_eq!(reports.problems(), []);
     drop(other);
@@ -158,7 +164,7 @@ fn port_of_another_is_left_to_it_and_taken_once_it_is_free() {
 fn port_of_another_is_a_problem_where_all_are_asked_for() {
     let port = free_port();
     let other = std::net::TcpListener::bind(at(port)).unwrap();
-    let reports = started(HealthCheckNodePorts::On, checks(&[(port, 1)]));
+    let reports = started(HealthCheckNodePorts::On, check_ports(&[(port, 1)]));
     wait_for("a problem is told", || !reports.problems().is_empty());
     let problem = &reports.problems()[0];
     assert_eq!(problem.rule.name(), "FailedToStartServiceHealthcheck");
@@ -177,7 +183,7 @@ fn port_of_another_is_a_problem_where_all_are_asked_for() {
 fn nothing_listens_where_it_is_switched_off() {
     let port = free_port();
     let reports = Reports::new(Instant::now());
-    reports.set_checks(checks(&[(port, 1)]));
+    reports.set_check_ports(check_ports(&[(port, 1)]));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
         .unwrap();
@@ -188,9 +194,9 @@ fn nothing_listens_where_it_is_switched_off() {
 #[test]
 fn all_addresses_of_both_families_are_listened_at() {
     let port = free_port();
-    let all = Checks {
+    let all = HealthCheckPorts {
         addresses: [std::net::Ipv6Addr::UNSPECIFIED.into()].into(),
-        ..checks(&[(port, 1)])
+        ..check_ports(&[(port, 1)])
     };
     let _reports = started(HealthCheckNodePorts::On, all);
     wait_until_open(port);
@@ -202,7 +208,10 @@ fn all_addresses_of_both_families_are_listened_at() {
 #[test]
 fn silent_peers_do_not_keep_a_load_balancer_out() {
     let [port, other] = [free_port(), free_port()];
-    let _reports = started(HealthCheckNodePorts::On, checks(&[(port, 1), (other, 1)]));
+    let _reports = started(
+        HealthCheckNodePorts::On,
+        check_ports(&[(port, 1), (other, 1)]),
+    );
     wait_until_open(other);
     wait_until_open(port);
     let silent: Vec<TcpStream> = (0..2 * MAX_CONNECTIONS)

@@ -19,7 +19,7 @@ use crate::target::title;
 
 /// The checks, and the selection that follows from them.
 #[derive(Debug)]
-pub(super) struct Checks {
+pub(super) struct HealthChecks {
     /// Makes the checks, beside the agent's thread.
     pub(super) monitor: Arc<Monitor>,
     /// The desired state without the backends that should not get traffic.
@@ -32,7 +32,7 @@ pub(super) struct Checks {
     pub(super) not_made: NotMade,
 }
 
-impl Checks {
+impl HealthChecks {
     /// Creates it without targets. The tables have `probe_capacity` entries for probes.
     pub(super) fn new(probe_capacity: u32) -> Self {
         Self {

@@ -27,7 +27,7 @@ const RULES_PAUSE: Duration = Duration::from_secs(600);
 
 /// When each kind of work was last done, and what it found.
 #[derive(Debug)]
-pub(super) struct Sweeps {
+pub(super) struct PeriodicWork {
     swept: Instant,
     nat: NatSweeps,
     /// When all flows had been counted; `None` while a count is going on.
@@ -44,7 +44,7 @@ pub(super) struct Sweeps {
     is_outside_told: bool,
 }
 
-impl Sweeps {
+impl PeriodicWork {
     pub(super) const fn new(now: Instant) -> Self {
         Self {
             swept: now,
@@ -81,15 +81,15 @@ impl Agent {
     /// Removes expired flows of NAT mode, the remains of captures that were killed, and unused memory. Counts
     /// the other flows.
     pub(super) fn sweep(&mut self) {
-        if self.sweeps.swept.elapsed() < SWEEP_PAUSE {
+        if self.periodic_work.swept.elapsed() < SWEEP_PAUSE {
             return;
         }
         let now = Instant::now();
-        self.sweeps.swept = now;
-        if self.sweeps.nat.are_due(now, self.totals.has_nat()) {
+        self.periodic_work.swept = now;
+        if self.periodic_work.nat.are_due(now, self.totals.has_nat()) {
             self.sweep_nat();
         }
-        let pause = self.sweeps.counted.map(|counted| now - counted);
+        let pause = self.periodic_work.counted.map(|counted| now - counted);
         if pause.is_none_or(|pause| pause >= COUNT_PAUSE) {
             self.count_flows();
         }
@@ -98,7 +98,7 @@ impl Agent {
         if let Err(error) = capture::clear_away(&self.attachments.pins) {
             tracing::warn!(%error, "cannot look for what a capture has left");
         }
-        let released = &mut self.sweeps.released;
+        let released = &mut self.periodic_work.released;
         if self.programmed.at > *released && released.elapsed() >= RELEASE_PAUSE {
             memory::release_freed();
             *released = Instant::now();
@@ -116,54 +116,56 @@ impl Agent {
                 true
             }
         };
-        self.sweeps.nat.note(self.sweeps.swept, may_be_left);
+        self.periodic_work
+            .nat
+            .note(self.periodic_work.swept, may_be_left);
     }
 
     fn look_for_masquerade(&mut self) {
         let shared = &self.tables.addresses().nat & &self.machine.primary;
         if shared.is_empty() {
-            self.sweeps.rules = None;
-            self.sweeps.masquerade = None;
+            self.periodic_work.rules = None;
+            self.periodic_work.masquerade = None;
             return;
         }
-        let now = self.sweeps.swept;
-        let listed = self.sweeps.rules;
+        let now = self.periodic_work.swept;
+        let listed = self.periodic_work.rules;
         if listed.is_some_and(|listed| now - listed < RULES_PAUSE) {
             return;
         }
-        self.sweeps.rules = Some(now);
+        self.periodic_work.rules = Some(now);
         // If the kernel does not answer, its last answer stays.
         let Some(masquerades) = facts::masquerades() else {
             return;
         };
         let found = check::masquerade_warning(&shared, masquerades);
         if let Some(warning) = &found
-            && self.sweeps.masquerade != found
+            && self.periodic_work.masquerade != found
         {
             tracing::warn!(warning, "NAT mode shares its ports with the kernel");
         }
-        self.sweeps.masquerade = found;
+        self.periodic_work.masquerade = found;
     }
 
-    /// Checks whether other machines know this one, and know the addresses that it sends from.
+    /// HealthChecks whether other machines know this one, and know the addresses that it sends from.
     fn look_for_distrust(&mut self) {
         let found = self.distrust();
         for warning in &found {
-            if !self.sweeps.distrust.contains(warning) {
+            if !self.periodic_work.distrust.contains(warning) {
                 tracing::warn!(warning, "other machines do not know this one");
             }
         }
-        self.sweeps.distrust = found;
+        self.periodic_work.distrust = found;
         let node = self.node_name();
         let is_outside = node.is_some_and(|(_, has_node)| !has_node);
-        if is_outside && !self.sweeps.is_outside_told {
+        if is_outside && !self.periodic_work.is_outside_told {
             let name = self.node_name().map(|(name, _)| name);
             tracing::warn!(
                 name,
                 "no Node has this name: this machine is an edge outside the cluster"
             );
         }
-        self.sweeps.is_outside_told = is_outside;
+        self.periodic_work.is_outside_told = is_outside;
     }
 
     fn count_flows(&mut self) {
@@ -171,7 +173,7 @@ impl Agent {
             tracing::warn!(%error, "cannot count the flows");
             true
         });
-        self.sweeps.counted = is_done.then_some(self.sweeps.swept);
+        self.periodic_work.counted = is_done.then_some(self.periodic_work.swept);
     }
 }
 

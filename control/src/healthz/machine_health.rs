@@ -14,7 +14,7 @@ pub const HEALTH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How far the agent has got with the changes.
 #[derive(Clone, Debug)]
-pub struct Vitals {
+pub struct MachineHealth {
     /// Arrival of the oldest change that has not been passed on.
     gathering: Option<Instant>,
     /// Arrival of the oldest change that was passed on but not taken.
@@ -35,7 +35,7 @@ pub struct Vitals {
     unattached: Vec<String>,
 }
 
-impl Vitals {
+impl MachineHealth {
     /// Creates the state of a process that starts at `now`.
     pub const fn new(now: Instant) -> Self {
         Self {
@@ -141,38 +141,38 @@ mod tests {
     }
 
     /// A machine that has programmed its first state at second 10.
-    fn synced() -> (Clock, Vitals) {
+    fn synced() -> (Clock, MachineHealth) {
         let clock = Clock(Instant::now());
-        let mut vitals = Vitals::new(clock.at(0));
-        vitals.pass(clock.at(1), clock.at(9));
-        vitals.take();
-        vitals.finish(clock.at(10));
-        (clock, vitals)
+        let mut machine_health = MachineHealth::new(clock.at(0));
+        machine_health.pass(clock.at(1), clock.at(9));
+        machine_health.take();
+        machine_health.finish(clock.at(10));
+        (clock, machine_health)
     }
 
     #[test]
     fn machine_is_healthy_before_the_first_sync() {
         let clock = Clock(Instant::now());
-        let mut vitals = Vitals::new(clock.at(0));
-        vitals.gather(Some(clock.at(1)));
-        assert!(vitals.is_healthy(clock.at(1000)));
-        assert_eq!(vitals.age(clock.at(1000)), Duration::ZERO);
+        let mut machine_health = MachineHealth::new(clock.at(0));
+        machine_health.gather(Some(clock.at(1)));
+        assert!(machine_health.is_healthy(clock.at(1000)));
+        assert_eq!(machine_health.age(clock.at(1000)), Duration::ZERO);
     }
 
     #[test]
     fn first_state_counts_from_when_all_was_listed() {
         let clock = Clock(Instant::now());
-        let mut vitals = Vitals::new(clock.at(0));
-        vitals.pass(clock.at(1), clock.at(500));
-        assert!(vitals.is_healthy(clock.at(560)));
-        assert!(!vitals.is_healthy(clock.at(561)));
+        let mut machine_health = MachineHealth::new(clock.at(0));
+        machine_health.pass(clock.at(1), clock.at(500));
+        assert!(machine_health.is_healthy(clock.at(560)));
+        assert!(!machine_health.is_healthy(clock.at(561)));
     }
 
     #[test]
     fn machine_without_changes_is_healthy_for_ever() {
-        let (clock, vitals) = synced();
-        assert!(vitals.is_healthy(clock.at(1_000_000)));
-        assert_eq!(vitals.age(clock.at(1_000_000)), Duration::ZERO);
+        let (clock, machine_health) = synced();
+        assert!(machine_health.is_healthy(clock.at(1_000_000)));
+        assert_eq!(machine_health.age(clock.at(1_000_000)), Duration::ZERO);
     }
 
     #[test]
@@ -184,10 +184,16 @@ mod tests {
         passed.pass(clock.at(100), clock.at(101));
         let mut taken = passed.clone();
         taken.take();
-        for vitals in [&gathering, &passed, &taken] {
-            assert!(vitals.is_healthy(clock.at(160)), "{vitals:?}");
-            assert!(!vitals.is_healthy(clock.at(161)), "{vitals:?}");
-            assert_eq!(vitals.age(clock.at(161)), Duration::from_secs(151));
+        for machine_health in [&gathering, &passed, &taken] {
+            assert!(
+                machine_health.is_healthy(clock.at(160)),
+                "{machine_health:?}"
+            );
+            assert!(
+                !machine_health.is_healthy(clock.at(161)),
+                "{machine_health:?}"
+            );
+            assert_eq!(machine_health.age(clock.at(161)), Duration::from_secs(151));
         }
         taken.finish(clock.at(162));
         assert!(taken.is_healthy(clock.at(1000)));
@@ -195,62 +201,68 @@ mod tests {
 
     #[test]
     fn changes_that_come_while_others_are_programmed_wait_on() {
-        let (clock, mut vitals) = synced();
-        vitals.pass(clock.at(100), clock.at(100));
-        vitals.take();
-        vitals.pass(clock.at(110), clock.at(110));
-        vitals.gather(Some(clock.at(120)));
-        vitals.finish(clock.at(150));
-        assert!(vitals.is_healthy(clock.at(170)));
-        assert!(!vitals.is_healthy(clock.at(171)), "since second 110");
-        vitals.take();
-        vitals.finish(clock.at(172));
-        assert!(!vitals.is_healthy(clock.at(181)), "since second 120");
+        let (clock, mut machine_health) = synced();
+        machine_health.pass(clock.at(100), clock.at(100));
+        machine_health.take();
+        machine_health.pass(clock.at(110), clock.at(110));
+        machine_health.gather(Some(clock.at(120)));
+        machine_health.finish(clock.at(150));
+        assert!(machine_health.is_healthy(clock.at(170)));
+        assert!(
+            !machine_health.is_healthy(clock.at(171)),
+            "since second 110"
+        );
+        machine_health.take();
+        machine_health.finish(clock.at(172));
+        assert!(
+            !machine_health.is_healthy(clock.at(181)),
+            "since second 120"
+        );
     }
 
     #[test]
     fn oldest_of_several_changes_counts() {
-        let (clock, mut vitals) = synced();
-        vitals.pass(clock.at(100), clock.at(100));
-        vitals.pass(clock.at(150), clock.at(150));
-        assert!(!vitals.is_healthy(clock.at(161)));
+        let (clock, mut machine_health) = synced();
+        machine_health.pass(clock.at(100), clock.at(100));
+        machine_health.pass(clock.at(150), clock.at(150));
+        assert!(!machine_health.is_healthy(clock.at(161)));
     }
 
     #[test]
     fn changes_without_effect_are_forgotten() {
-        let (clock, mut vitals) = synced();
-        vitals.gather(Some(clock.at(100)));
-        vitals.gather(None);
-        assert!(vitals.is_healthy(clock.at(1000)));
+        let (clock, mut machine_health) = synced();
+        machine_health.gather(Some(clock.at(100)));
+        machine_health.gather(None);
+        assert!(machine_health.is_healthy(clock.at(1000)));
     }
 
     #[test]
     fn node_is_eligible_until_it_is_about_to_go() {
-        let (clock, mut vitals) = synced();
-        assert!(vitals.is_eligible(), "before the first Node");
-        vitals.set_leaving(None);
-        assert!(vitals.is_eligible(), "outside the cluster");
-        vitals.set_leaving(Some(true));
-        assert!(!vitals.is_eligible());
-        assert!(vitals.is_healthy(clock.at(20)));
-        vitals.set_leaving(Some(false));
-        assert!(vitals.is_eligible());
-        vitals.set_leaving(None);
-        assert!(!vitals.is_eligible(), "the Node is deleted");
+        let (clock, mut machine_health) = synced();
+        assert!(machine_health.is_eligible(), "before the first Node");
+        machine_health.set_leaving(None);
+        assert!(machine_health.is_eligible(), "outside the cluster");
+        machine_health.set_leaving(Some(true));
+        assert!(!machine_health.is_eligible());
+        assert!(machine_health.is_healthy(clock.at(20)));
+        machine_health.set_leaving(Some(false));
+        assert!(machine_health.is_eligible());
+        machine_health.set_leaving(None);
+        assert!(!machine_health.is_eligible(), "the Node is deleted");
     }
 
     #[test]
     fn machine_is_ready_with_the_first_sync_and_all_programs() {
         let clock = Clock(Instant::now());
-        let mut vitals = Vitals::new(clock.at(0));
-        vitals.set_unattached(vec!["no XDP program on eth0".to_owned()]);
-        assert_eq!(vitals.missing().len(), 2);
-        vitals.pass(clock.at(1), clock.at(1));
-        vitals.take();
-        assert_eq!(vitals.missing().len(), 2);
-        vitals.finish(clock.at(2));
-        assert_eq!(vitals.missing(), ["no XDP program on eth0"]);
-        vitals.set_unattached(Vec::new());
-        assert_eq!(vitals.missing(), [""; 0]);
+        let mut machine_health = MachineHealth::new(clock.at(0));
+        machine_health.set_unattached(vec!["no XDP program on eth0".to_owned()]);
+        assert_eq!(machine_health.missing().len(), 2);
+        machine_health.pass(clock.at(1), clock.at(1));
+        machine_health.take();
+        assert_eq!(machine_health.missing().len(), 2);
+        machine_health.finish(clock.at(2));
+        assert_eq!(machine_health.missing(), ["no XDP program on eth0"]);
+        machine_health.set_unattached(Vec::new());
+        assert_eq!(machine_health.missing(), [""; 0]);
     }
 }

@@ -60,9 +60,9 @@ use crate::api::{Detached, Egress, Interface};
 use crate::chain::chain;
 use crate::config::{Config, host};
 use crate::health::monitor::Monitor;
-use crate::observer::{Observer, Sources};
+use crate::observer::{Observer, ObserverInputs};
 use crate::service_totals::ServiceTotals;
-use crate::target::{Machine, MachineServices};
+use crate::target_state::{Machine, MachineServices};
 
 /// Longest pause between two looks at the machine. A path MTU is learnt without any event.
 const TIMER: Duration = Duration::from_secs(30);
@@ -119,7 +119,7 @@ impl Agent {
     /// When the maps cannot be opened a second time.
     pub fn observer(&self, agent: Handle) -> Result<Observer, StartError> {
         let reader = self.tables.reader(&self.attachments.loaded);
-        Ok(Observer::new(Sources {
+        Ok(Observer::new(ObserverInputs {
             views: self.publication.views.subscribe(),
             reader: reader.map_err(StartError::Tables)?,
             health: self.health(),

@@ -20,7 +20,7 @@ use fastpath::pins::Pins;
 use self::finding::{Finding, Judge, Verdict, page};
 use crate::config::{self, Config, ConfigError, DEFAULT_PIN_DIR, host};
 use crate::desired::{AttachMode, Desired, Role};
-use crate::target::{Machine, Target};
+use crate::target_state::{Machine, TargetState};
 use crate::{cli, commands};
 
 /// Runs the checks and prints the findings. The exit code is 1 if any of them is a FAIL.
@@ -93,7 +93,7 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
             node |= desired.node == Role::IfListed && may_be_node;
             findings.extend(cluster);
         }
-        let shared = &Target::of(desired, &machine).addresses.nat & &machine.primary;
+        let shared = &TargetState::of(desired, &machine).addresses.nat & &machine.primary;
         kernel::masquerade(&mut kernel, &shared, facts::masquerades());
         findings.append(&mut kernel.findings);
     }

@@ -1,5 +1,5 @@
 //! The desired state of the dataplane. The configuration file or the Kubernetes API defines it;
-//! [`crate::target`] applies it to a machine.
+//! [`crate::target_state`] applies it to a machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -27,7 +27,7 @@ pub struct Desired {
     /// Seed of the flow hash and the lookup tables. It must be equal on all edges.
     pub hash_seed: u64,
     /// Outer source addresses.
-    pub sources: Sources,
+    pub sources: OuterSources,
     /// Source addresses and ports of NAT mode.
     pub nat: NatSettings,
     /// Interfaces with their attach modes.
@@ -124,7 +124,7 @@ pub struct Service {
 
 /// Outer source addresses. Without one, the route's preferred source is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sources {
+pub struct OuterSources {
     /// For IPv4 outer headers.
     pub ipv4: Option<Ipv4Addr>,
     /// For IPv6 outer headers.
@@ -136,7 +136,7 @@ pub struct Sources {
     pub ipv6_prefix: Option<Ipv6Net>,
 }
 
-impl Sources {
+impl OuterSources {
     /// Returns the configured source of outer headers to a node.
     pub fn towards(&self, node: IpAddr) -> Option<IpAddr> {
         match node {

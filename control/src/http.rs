@@ -19,8 +19,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
-use self::limits::{Admitted, Place};
-pub(crate) use self::limits::{Limits, Places, Sources};
+pub(crate) use self::limits::{ConnectionLimit, Limits, SourceLimit};
+use self::limits::{ConnectionPermit, SourcePermit};
 #[cfg(test)]
 pub(crate) use self::tests::testing;
 
@@ -92,19 +92,20 @@ where
                 continue;
             }
         };
-        let admitted = limits.sources.iter().map(|one| one.admit(peer.ip()));
-        let Some(admitted) = admitted.collect::<Option<Vec<Admitted>>>() else {
+        let admitted = limits.source_limits.iter().map(|one| one.admit(peer.ip()));
+        let Some(admitted) = admitted.collect::<Option<Vec<SourcePermit>>>() else {
             tracing::debug!(%peer, "closed: its source has as many connections as it may");
             continue;
         };
         let close = Arc::new(Notify::new());
-        let places = limits.places.iter().map(|places| places.take(&close));
-        let places: Vec<Place> = places.collect();
+        let permits = limits.connection_limits.iter();
+        let permits = permits.map(|limit| limit.take(&close));
+        let permits: Vec<ConnectionPermit> = permits.collect();
         let answer = answer.clone();
         let (header_timeout, timeout) = (limits.header_timeout, limits.timeout);
         tokio::spawn(async move {
             let service = service_fn(|request| {
-                places.iter().for_each(Place::note_question);
+                permits.iter().for_each(ConnectionPermit::note_question);
                 let answered = answer(request);
                 async { Ok::<_, Infallible>(answered.await) }
             });
@@ -122,7 +123,7 @@ where
                 },
                 () = close.notified() => tracing::debug!(%peer, "closed: another connection has its place"),
             }
-            drop((places, admitted));
+            drop((permits, admitted));
         });
         // Lets connections that were closed end before more are accepted.
         tokio::task::yield_now().await;

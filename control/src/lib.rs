@@ -42,7 +42,7 @@ pub mod reasons;
 pub mod render;
 pub mod run;
 pub mod service_totals;
-pub mod target;
+pub mod target_state;
 mod timer;
 mod versions;
 pub mod watch;

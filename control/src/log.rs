@@ -49,7 +49,7 @@ pub(crate) fn start() -> Result<()> {
     tracing_subscriber::registry()
         .with(filter)
         .with(format)
-        .with(limit::Limit::default())
+        .with(limit::RateLimit::default())
         .init();
     let _ = HANDLE.set(handle);
     Ok(())

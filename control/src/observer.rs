@@ -49,12 +49,12 @@ const LIFE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Answers questions beside the agent's thread. Clones are the same observer.
 #[derive(Clone, Debug)]
 pub struct Observer {
-    sources: Arc<Sources>,
+    inputs: Arc<ObserverInputs>,
     answers: Arc<Semaphore>,
 }
 
-/// The sources of answers.
-pub(crate) struct Sources {
+/// What the answers are made from.
+pub(crate) struct ObserverInputs {
     pub(crate) views: watch::Receiver<Arc<View>>,
     pub(crate) reader: TableReader,
     pub(crate) health: Arc<Monitor>,
@@ -66,9 +66,9 @@ pub(crate) struct Sources {
     pub(crate) started_at: u64,
 }
 
-impl fmt::Debug for Sources {
+impl fmt::Debug for ObserverInputs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sources")
+        f.debug_struct("ObserverInputs")
             .field("started_at", &self.started_at)
             .finish_non_exhaustive()
     }
@@ -76,7 +76,7 @@ impl fmt::Debug for Sources {
 
 /// The state at one time, for one answer.
 struct Observation<'s> {
-    sources: &'s Sources,
+    inputs: &'s ObserverInputs,
     view: Arc<View>,
     /// The results of checks, read when first needed.
     health_states: OnceCell<HealthStates>,
@@ -88,9 +88,9 @@ struct Observation<'s> {
 const GONE: &str = "the asker has gone";
 
 impl Observer {
-    pub(crate) fn new(sources: Sources) -> Self {
+    pub(crate) fn new(inputs: ObserverInputs) -> Self {
         Self {
-            sources: Arc::new(sources),
+            inputs: Arc::new(inputs),
             answers: Arc::new(Semaphore::new(MAX_ANSWERS)),
         }
     }
@@ -112,7 +112,7 @@ impl Observer {
     }
 
     async fn ask_agent(&self, question: Question) -> String {
-        self.sources.agent.ask(question).await
+        self.inputs.agent.ask(question).await
     }
 
     /// Returns the metrics. Dropping the future ends the work.
@@ -123,7 +123,7 @@ impl Observer {
 
     /// Lists the devices that lack their program; `None` if the agent's loop hangs.
     pub async fn unattached(&self) -> Option<Vec<String>> {
-        if self.sources.heartbeat.age(Instant::now()) > LIFE_TIMEOUT {
+        if self.inputs.heartbeat.age(Instant::now()) > LIFE_TIMEOUT {
             return None;
         }
         // Without a permit: a probe must not wait for long answers to others.
@@ -147,13 +147,13 @@ impl Observer {
         permit: Option<OwnedSemaphorePermit>,
         answer: impl FnOnce(&Observation<'_>) -> T + Send + 'static,
     ) -> Option<T> {
-        let sources = Arc::clone(&self.sources);
+        let inputs = Arc::clone(&self.inputs);
         let (tell, told) = oneshot::channel();
         tokio::task::spawn_blocking(move || {
             let is_gone = || tell.is_closed();
-            let view = Arc::clone(&sources.views.borrow());
+            let view = Arc::clone(&inputs.views.borrow());
             let answer = answer(&Observation {
-                sources: &sources,
+                inputs: &inputs,
                 view,
                 health_states: OnceCell::new(),
                 is_gone: &is_gone,
@@ -178,7 +178,7 @@ impl Observation<'_> {
 
     /// Makes the agent check what runs on the devices.
     fn have_programs_looked_at(&self) {
-        self.sources.agent.send(Command::Look);
+        self.inputs.agent.send(Command::Look);
     }
 }
 

@@ -13,7 +13,7 @@ use fastpath::tables::{Addresses, Settings, Specs};
 use ipnet::IpNet;
 
 use crate::desired::{AttachMode, ServiceKey, ServiceSpec};
-use crate::target::Target;
+use crate::target_state::TargetState;
 use crate::versions::sides;
 
 /// The state of the dataplane.
@@ -101,7 +101,7 @@ pub fn oldest_first<A: Ord>(operations: &mut [Operation], age: impl Fn(&ServiceK
 }
 
 /// Returns the operations that lead from `installed` to `target`.
-pub fn plan(installed: &Installed, target: &Target) -> Vec<Operation> {
+pub fn plan(installed: &Installed, target: &TargetState) -> Vec<Operation> {
     let mut operations = Vec::new();
     let reseeded = installed
         .settings
@@ -186,7 +186,7 @@ pub fn plan(installed: &Installed, target: &Target) -> Vec<Operation> {
 mod tests {
     use super::*;
     use crate::config;
-    use crate::target::Machine;
+    use crate::target_state::Machine;
 
     const EDGE_AND_NODE: &str = "\
 interfaces: [{name: eth0}]
@@ -199,7 +199,7 @@ services:
 trusted_edges: [10.0.0.8/29]
 ";
 
-    fn target(text: &str) -> Target {
+    fn target(text: &str) -> TargetState {
         let machine = Machine {
             addresses: ["10.0.0.9", "10.99.0.1"]
                 .map(|text| text.parse().unwrap())
@@ -207,11 +207,11 @@ trusted_edges: [10.0.0.8/29]
             pod_devices: ["pod0".to_owned()].into(),
             ..Machine::default()
         };
-        Target::of(&config::parse(text).unwrap().desired, &machine)
+        TargetState::of(&config::parse(text).unwrap().desired, &machine)
     }
 
     /// The state after everything in a plan for `target` was done.
-    fn installed(target: &Target) -> Installed {
+    fn installed(target: &TargetState) -> Installed {
         let interfaces = target.interfaces.iter();
         Installed {
             settings: Some(target.settings),

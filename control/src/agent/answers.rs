@@ -15,7 +15,7 @@ use crate::chain::chain;
 use crate::config::effective::effective;
 use crate::hex;
 use crate::next_hop::DeviceNames;
-use crate::target::name_of;
+use crate::target_state::name_of;
 
 impl Agent {
     /// Returns the answer as a line of JSON, and whether the question ends the agent.

@@ -8,7 +8,7 @@ use super::problems::Item;
 use super::{Agent, cluster, room};
 use crate::chain::chain;
 use crate::plan::{Installed, Operation, hold, oldest_first, plan};
-use crate::target::Machine;
+use crate::target_state::Machine;
 
 impl Agent {
     /// Brings the dataplane to the desired state as far as possible. Returns the number of operations that

@@ -15,7 +15,7 @@ use crate::health::selection::Selection;
 use crate::health::targets::{NotMade, Surroundings, Targets};
 use crate::random::random;
 use crate::service_totals::ServiceTotals;
-use crate::target::title;
+use crate::target_state::title;
 
 /// The checks, and the selection that follows from them.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use super::room::{self, Refused};
 use crate::chain::chain;
 use crate::desired::{ServiceKey, ServiceSpec, Services};
 use crate::first_few::first_few;
-use crate::target::title;
+use crate::target_state::title;
 
 /// What the tables were asked to contain.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use crate::chain::chain;
 use crate::clock::unix_time;
 use crate::config::host::{self, HostFacts};
 use crate::config::{self, Config, ConfigError, Source};
-use crate::target::Machine;
+use crate::target_state::Machine;
 
 /// The configuration file, and the outcome of reading it.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use xdp_prog::abi::map;
 use crate::chain::chain;
 use crate::desired::Services;
 use crate::index::Room;
-use crate::target::service_at;
+use crate::target_state::service_at;
 
 /// Age of a service: creation time, then name; then address and port within one service. Lesser is older.
 pub(super) type Age<'a> = (i64, &'a str, ServiceKey);

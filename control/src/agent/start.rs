@@ -29,7 +29,7 @@ use crate::chain::chain;
 use crate::config::{Config, ConfigError, TableSizes, host};
 use crate::kubernetes::ClusterFeed;
 use crate::service_totals::ServiceTotals;
-use crate::target::{Machine, MachineServices};
+use crate::target_state::{Machine, MachineServices};
 
 /// Why the agent cannot start.
 #[derive(Debug, thiserror::Error)]

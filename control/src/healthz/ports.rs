@@ -24,7 +24,7 @@ use tokio::task::JoinHandle;
 use super::server::json_answer;
 use super::{HealthCheckPorts, Reports};
 use crate::config::HealthCheckNodePorts;
-use crate::http::{self, Answer, Limits, Places, Sources};
+use crate::http::{self, Answer, ConnectionLimit, Limits, SourceLimit};
 use crate::index::objects::ObjectName;
 use crate::index::{HealthCheck, Object, Problem, Rule};
 use crate::timer::sleep_until;
@@ -63,8 +63,8 @@ pub async fn serve(mode: HealthCheckNodePorts, reports: Reports) {
         mode,
         reports: reports.clone(),
         told: PortAnswers::default(),
-        places: Places::new(MAX_ALL_CONNECTIONS),
-        sources: Sources::new(MAX_ALL_OF_A_SOURCE),
+        connections: ConnectionLimit::new(MAX_ALL_CONNECTIONS),
+        sources: SourceLimit::new(MAX_ALL_OF_A_SOURCE),
         open: BTreeMap::new(),
         failed: BTreeMap::new(),
     };
@@ -84,8 +84,8 @@ struct Ports {
     mode: HealthCheckNodePorts,
     reports: Reports,
     told: PortAnswers,
-    places: Places,
-    sources: Sources,
+    connections: ConnectionLimit,
+    sources: SourceLimit,
     open: BTreeMap<SocketAddr, Listening>,
     failed: BTreeMap<SocketAddr, Failure>,
 }
@@ -145,8 +145,11 @@ impl Ports {
                     tracing::info!(%service, %at, "the health check port is free; it is answered here");
                 }
                 let limits = Limits::of_probes(
-                    vec![Places::new(MAX_CONNECTIONS), self.places.clone()],
-                    vec![Sources::new(MAX_OF_A_SOURCE), self.sources.clone()],
+                    vec![
+                        ConnectionLimit::new(MAX_CONNECTIONS),
+                        self.connections.clone(),
+                    ],
+                    vec![SourceLimit::new(MAX_OF_A_SOURCE), self.sources.clone()],
                 );
                 let answers = self.answers(at.port());
                 let task = tokio::spawn(http::serve(listener, limits, answers));

@@ -23,10 +23,10 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
-    /// Each connection takes a place in all of these. Some are shared with other listeners.
-    pub(super) places: Vec<Places>,
+    /// Each connection takes a permit of all of these. Some are shared with other listeners.
+    pub(super) connection_limits: Vec<ConnectionLimit>,
     /// Each connection counts for its source in all of these.
-    pub(super) sources: Vec<Sources>,
+    pub(super) source_limits: Vec<SourceLimit>,
     /// How long a peer may take to send its request.
     pub(super) header_timeout: Duration,
     /// How long a connection may last.
@@ -37,18 +37,21 @@ impl Limits {
     /// Returns the limits of a listener for scrapes and probes.
     pub(super) fn of_pages() -> Self {
         Self {
-            places: vec![Places::new(MAX_CONNECTIONS)],
-            sources: Vec::new(),
+            connection_limits: vec![ConnectionLimit::new(MAX_CONNECTIONS)],
+            source_limits: Vec::new(),
             header_timeout: HEADER_TIMEOUT,
             timeout: CONNECTION_TIMEOUT,
         }
     }
 
     /// Returns the limits of a listener for probes only, which ask one short question each.
-    pub(crate) fn of_probes(places: Vec<Places>, sources: Vec<Sources>) -> Self {
+    pub(crate) fn of_probes(
+        connection_limits: Vec<ConnectionLimit>,
+        source_limits: Vec<SourceLimit>,
+    ) -> Self {
         Self {
-            places,
-            sources,
+            connection_limits,
+            source_limits,
             header_timeout: HEADER_TIMEOUT,
             timeout: PROBE_TIMEOUT,
         }
@@ -58,14 +61,14 @@ impl Limits {
 /// Limits simultaneous connections. One more closes the oldest that has not sent its request, or the oldest of
 /// all if every one has.
 #[derive(Clone, Debug)]
-pub(crate) struct Places {
+pub(crate) struct ConnectionLimit {
     most: usize,
-    taken: Arc<Mutex<Taken>>,
+    open: Arc<Mutex<OpenConnections>>,
 }
 
-/// The connections that have a place, numbered in the order of arrival.
+/// The connections that have a permit, numbered in the order of arrival.
 #[derive(Debug, Default)]
-struct Taken {
+struct OpenConnections {
     next: u64,
     connections: BTreeMap<u64, Connection>,
 }
@@ -77,66 +80,66 @@ struct Connection {
     close: Arc<Notify>,
 }
 
-/// A connection's place. It is free again when this is dropped.
+/// A connection's permit. It is free again when this is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
-    places: Places,
+pub(super) struct ConnectionPermit {
+    limit: ConnectionLimit,
     number: u64,
 }
 
-impl Places {
+impl ConnectionLimit {
     pub(crate) fn new(most: usize) -> Self {
         Self {
             most,
-            taken: Arc::default(),
+            open: Arc::default(),
         }
     }
 
-    /// Takes a place. `close` is notified when another connection takes it over.
-    pub(super) fn take(&self, close: &Arc<Notify>) -> Place {
-        let mut taken = self.taken.lock();
-        if taken.connections.len() >= self.most {
-            let silent = taken.connections.iter();
+    /// Takes a permit. `close` is notified when another connection takes it over.
+    pub(super) fn take(&self, close: &Arc<Notify>) -> ConnectionPermit {
+        let mut open = self.open.lock();
+        if open.connections.len() >= self.most {
+            let silent = open.connections.iter();
             let mut silent = silent.filter(|(_, connection)| !connection.has_asked);
-            let oldest = silent.next().or(taken.connections.first_key_value());
+            let oldest = silent.next().or(open.connections.first_key_value());
             if let Some(number) = oldest.map(|(number, _)| *number)
-                && let Some(connection) = taken.connections.remove(&number)
+                && let Some(connection) = open.connections.remove(&number)
             {
                 connection.close.notify_one();
             }
         }
-        let number = taken.next;
-        taken.next += 1;
+        let number = open.next;
+        open.next += 1;
         let connection = Connection {
             has_asked: false,
             close: Arc::clone(close),
         };
-        taken.connections.insert(number, connection);
-        Place {
-            places: self.clone(),
+        open.connections.insert(number, connection);
+        ConnectionPermit {
+            limit: self.clone(),
             number,
         }
     }
 }
 
-impl Place {
+impl ConnectionPermit {
     /// Records that the connection has sent its request.
     pub(super) fn note_question(&self) {
-        if let Some(connection) = self.places.taken.lock().connections.get_mut(&self.number) {
+        if let Some(connection) = self.limit.open.lock().connections.get_mut(&self.number) {
             connection.has_asked = true;
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        self.places.taken.lock().connections.remove(&self.number);
+        self.limit.open.lock().connections.remove(&self.number);
     }
 }
 
-/// Limits the connections of each source, so that no source takes all places. Connections above the limit are closed.
+/// Limits the connections of each source, so that no source takes all permits. Connections above the limit are closed.
 #[derive(Clone, Debug)]
-pub(crate) struct Sources {
+pub(crate) struct SourceLimit {
     most: usize,
     /// Number of connections of each source that has any.
     open: Arc<Mutex<HashMap<IpAddr, usize>>>,
@@ -144,12 +147,12 @@ pub(crate) struct Sources {
 
 /// A connection that counts for its source until this is dropped.
 #[derive(Debug)]
-pub(super) struct Admitted {
-    sources: Sources,
+pub(super) struct SourcePermit {
+    limit: SourceLimit,
     source: IpAddr,
 }
 
-impl Sources {
+impl SourceLimit {
     /// Allows each source `most` connections.
     pub(crate) fn new(most: usize) -> Self {
         Self {
@@ -159,7 +162,7 @@ impl Sources {
     }
 
     /// Counts a connection; `None` if its source has reached the limit.
-    pub(super) fn admit(&self, peer: IpAddr) -> Option<Admitted> {
+    pub(super) fn admit(&self, peer: IpAddr) -> Option<SourcePermit> {
         let source = source(peer);
         let mut open = self.open.lock();
         let count = open.entry(source).or_default();
@@ -167,16 +170,16 @@ impl Sources {
             return None;
         }
         *count += 1;
-        Some(Admitted {
-            sources: self.clone(),
+        Some(SourcePermit {
+            limit: self.clone(),
             source,
         })
     }
 }
 
-impl Drop for Admitted {
+impl Drop for SourcePermit {
     fn drop(&mut self) {
-        let mut open = self.sources.open.lock();
+        let mut open = self.limit.open.lock();
         if let Entry::Occupied(mut count) = open.entry(self.source) {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
@@ -214,29 +217,29 @@ mod tests {
 
     #[test]
     fn one_more_closes_the_oldest_that_has_not_asked() {
-        let places = Places::new(3);
+        let limit = ConnectionLimit::new(3);
         let all = connections::<5>();
-        let held: Vec<Place> = all[..3].iter().map(|close| places.take(close)).collect();
+        let held: Vec<ConnectionPermit> = all[..3].iter().map(|close| limit.take(close)).collect();
         held[0].note_question();
-        let _fourth = places.take(&all[3]);
+        let _fourth = limit.take(&all[3]);
         assert_eq!(
             all.each_ref().map(|close| is_closed(close)),
             [false, true, false, false, false]
         );
-        // The closed one has no place to give back.
+        // The closed one has no permit to give back.
         drop(held);
-        let _fifth = places.take(&all[4]);
+        let _fifth = limit.take(&all[4]);
         assert!(!all.iter().any(|close| is_closed(close)));
     }
 
     #[test]
     fn where_all_have_asked_the_oldest_gives_way() {
-        let places = Places::new(2);
+        let limit = ConnectionLimit::new(2);
         let all = connections::<3>();
         let _held = all.each_ref().map(|close| {
-            let place = places.take(close);
-            place.note_question();
-            place
+            let permit = limit.take(close);
+            permit.note_question();
+            permit
         });
         assert_eq!(
             all.each_ref().map(|close| is_closed(close)),

@@ -80,8 +80,8 @@ fn read(mut stream: TcpStream) -> String {
 fn peers_that_never_finish_their_question_do_not_keep_a_probe_out() {
     const PLACES: usize = 3;
     let limits = Limits {
-        places: vec![Places::new(PLACES)],
-        sources: Vec::new(),
+        connection_limits: vec![ConnectionLimit::new(PLACES)],
+        source_limits: Vec::new(),
         // What gives way does so for the probe, not after a time.
         header_timeout: Duration::from_secs(60),
         timeout: Duration::from_secs(60),
@@ -167,7 +167,10 @@ fn one_source_does_not_take_the_connections_of_others() {
     let released = Arc::clone(&release);
     let limits = Limits {
         timeout: Duration::from_secs(600),
-        ..Limits::of_probes(vec![Places::new(4)], vec![Sources::new(9), Sources::new(2)])
+        ..Limits::of_probes(
+            vec![ConnectionLimit::new(4)],
+            vec![SourceLimit::new(9), SourceLimit::new(2)],
+        )
     };
     let address = testing::serving(|listener| {
         serve(listener, limits, move |_| {

@@ -1,4 +1,4 @@
-//! Limits how fast each place in the code can log.
+//! Limits how fast each call site can log.
 //!
 //! Anyone who may write objects of the cluster, or send frames on a segment, decides how often some lines are
 //! logged. If the log has a limited size, these would push everything else out.
@@ -12,23 +12,23 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-/// Number of lines that a place may log at once.
+/// Number of lines that a call site may log at once.
 const BURST: u32 = 60;
-/// Time after which a place may log one more line.
+/// Time after which a call site may log one more line.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// Drops lines of places that log too much. Debug and trace lines are never dropped, because somebody asked for them.
 #[derive(Debug, Default)]
-pub(super) struct Limit {
-    places: Mutex<HashMap<Identifier, Place>>,
+pub(super) struct RateLimit {
+    sites: Mutex<HashMap<Identifier, CallSite>>,
 }
 
-impl<S: Subscriber> Layer<S> for Limit {
+impl<S: Subscriber> Layer<S> for RateLimit {
     fn event_enabled(&self, event: &Event<'_>, _context: Context<'_, S>) -> bool {
         *event.metadata().level() > Level::INFO || self.admit(event, Instant::now())
     }
 
-    /// After a line of a place whose lines were dropped, logs how many these were.
+    /// After a line of a site whose lines were dropped, logs how many these were.
     fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
         let left_out = self.take_left_out(event);
         if left_out != 0 {
@@ -42,23 +42,23 @@ impl<S: Subscriber> Layer<S> for Limit {
     }
 }
 
-impl Limit {
+impl RateLimit {
     fn admit(&self, event: &Event<'_>, now: Instant) -> bool {
-        let mut places = self.places.lock();
-        let place = places.entry(event.metadata().callsite());
-        place.or_insert_with(|| Place::new(now)).admit(now)
+        let mut sites = self.sites.lock();
+        let site = sites.entry(event.metadata().callsite());
+        site.or_insert_with(|| CallSite::new(now)).admit(now)
     }
 
     fn take_left_out(&self, event: &Event<'_>) -> u64 {
-        let mut places = self.places.lock();
-        let place = places.get_mut(&event.metadata().callsite());
-        place.map_or(0, |place| std::mem::take(&mut place.left_out))
+        let mut sites = self.sites.lock();
+        let site = sites.get_mut(&event.metadata().callsite());
+        site.map_or(0, |site| std::mem::take(&mut site.left_out))
     }
 }
 
-/// A place in the code that logs lines.
+/// A call site that logs lines.
 #[derive(Debug)]
-struct Place {
+struct CallSite {
     /// Number of lines that it may log now.
     lines: u32,
     /// Time up to which further lines were granted.
@@ -67,7 +67,7 @@ struct Place {
     left_out: u64,
 }
 
-impl Place {
+impl CallSite {
     const fn new(now: Instant) -> Self {
         Self {
             lines: BURST,
@@ -101,21 +101,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn place_writes_a_burst_and_then_one_line_in_a_period() {
+    fn call_site_writes_a_burst_and_then_one_line_in_a_period() {
         let start = Instant::now();
-        let mut place = Place::new(start);
+        let mut site = CallSite::new(start);
         let written =
-            |place: &mut Place, now, lines| (0..lines).filter(|_| place.admit(now)).count();
+            |site: &mut CallSite, now, lines| (0..lines).filter(|_| site.admit(now)).count();
         let burst = BURST as usize;
-        assert_eq!(written(&mut place, start, burst + 7), burst);
-        assert_eq!(place.left_out, 7);
-        assert_eq!(written(&mut place, start + PERIOD, 10), 1);
-        assert_eq!(written(&mut place, start + PERIOD * 3 / 2, 10), 0);
-        assert_eq!(written(&mut place, start + 4 * PERIOD, 10), 3);
+        assert_eq!(written(&mut site, start, burst + 7), burst);
+        assert_eq!(site.left_out, 7);
+        assert_eq!(written(&mut site, start + PERIOD, 10), 1);
+        assert_eq!(written(&mut site, start + PERIOD * 3 / 2, 10), 0);
+        assert_eq!(written(&mut site, start + 4 * PERIOD, 10), 3);
         let rested = start + 2 * BURST * PERIOD;
-        assert_eq!(written(&mut place, rested, 2 * burst), burst);
+        assert_eq!(written(&mut site, rested, 2 * burst), burst);
         // What is saved up is no more than a burst.
-        assert_eq!(written(&mut place, rested + PERIOD / 2, 10), 0);
+        assert_eq!(written(&mut site, rested + PERIOD / 2, 10), 0);
     }
 
     /// Counts what reaches it, by level.
@@ -130,11 +130,11 @@ mod tests {
     }
 
     #[test]
-    fn each_place_has_a_bound_of_its_own_and_debug_has_none() {
+    fn each_call_site_has_a_bound_of_its_own_and_debug_has_none() {
         let written = Written::default();
         let subscriber = tracing_subscriber::registry()
             .with(written.clone())
-            .with(Limit::default());
+            .with(RateLimit::default());
         let lines = 10 * BURST as usize;
         tracing::subscriber::with_default(subscriber, || {
             for _ in 0..lines {

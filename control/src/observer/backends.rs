@@ -10,7 +10,7 @@ use crate::api::{Backend, ServiceFilter};
 use crate::desired::BackendSpec;
 use crate::health::selection::Member;
 use crate::next_hop::{DeviceNames, mac, state};
-use crate::target::{name_of, service_at};
+use crate::target_state::{name_of, service_at};
 
 impl Observation<'_> {
     /// Lists each backend of each installed service that the filter selects.
@@ -18,7 +18,7 @@ impl Observation<'_> {
         self.go_on()?;
         let view = &self.view;
         let tables = &view.tables;
-        let traffic = self.sources.reader.backend_traffic(tables);
+        let traffic = self.inputs.reader.backend_traffic(tables);
         let health_states = self.health_states();
         let connections = of.connections.then(|| self.connections()).transpose()?;
         let devices = DeviceNames::read();
@@ -29,7 +29,7 @@ impl Observation<'_> {
             if !of.includes(&name, key) {
                 continue;
             }
-            let slots = self.sources.reader.slots_by_id(service);
+            let slots = self.inputs.reader.slots_by_id(service);
             let installed = tables.specs().get(key);
             let installed = installed.map(|spec| spec.backends.as_slice());
             let (configured_key, configured) = service_at(&view.services, key).unzip();
@@ -90,7 +90,7 @@ impl Observation<'_> {
     pub(super) fn each_backend(&self) -> Result<Vec<Backend>, String> {
         self.go_on()?;
         let view = &self.view;
-        let traffic = self.sources.reader.backend_traffic(&view.tables);
+        let traffic = self.inputs.reader.backend_traffic(&view.tables);
         let services = view.tables.services();
         let keys: BTreeMap<u32, &ServiceKey> = services
             .map(|(key, service)| (service.owner, key))

@@ -14,7 +14,7 @@ use crate::chain::chain;
 impl Observation<'_> {
     pub(super) fn last_untrusted(&self) -> Option<Untrusted> {
         // An answer without this is still useful.
-        let (source, ago) = self.sources.reader.last_untrusted().ok()??;
+        let (source, ago) = self.inputs.reader.last_untrusted().ok()??;
         Some(Untrusted {
             source: source.to_string(),
             seconds_ago: ago.as_secs(),
@@ -32,7 +32,7 @@ impl Observation<'_> {
     }
 
     pub(super) fn failures(&self) -> Result<Vec<Reason>, String> {
-        let failures = self.sources.reader.failures().map_err(describe)?;
+        let failures = self.inputs.reader.failures().map_err(describe)?;
         let row = |(failure, packets): (Failure, u64)| {
             let drivers = match failure {
                 Failure::Transmit => self.transmit_errors(),
@@ -68,7 +68,7 @@ impl Observation<'_> {
     }
 
     pub(super) fn reasons(&self) -> Vec<Reason> {
-        let reasons = self.sources.reader.reasons();
+        let reasons = self.inputs.reader.reasons();
         let row = |reason: ReasonCount| Reason {
             action: match reason.kind {
                 ReasonKind::Drop => "drop",

@@ -8,7 +8,7 @@ use fastpath::tables::{KnownFlow, ServiceKey};
 use super::counters::describe;
 use super::{GONE, Observation};
 use crate::api::{Flow, FlowFilter, Flows};
-use crate::target::name_of;
+use crate::target_state::name_of;
 
 /// Most flows that an answer lists.
 const MOST_FLOWS: usize = 100_000;
@@ -65,7 +65,7 @@ impl Observation<'_> {
 
     fn walk_flows(&self, mut take: impl FnMut(KnownFlow)) -> Result<(), String> {
         self.go_on()?;
-        let walked = self.sources.reader.flows(|flow| {
+        let walked = self.inputs.reader.flows(|flow| {
             take(flow);
             !(self.is_gone)()
         });

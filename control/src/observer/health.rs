@@ -11,7 +11,7 @@ use crate::desired::ServiceKey;
 use crate::health::monitor::HealthState;
 use crate::health::selection::Member;
 use crate::metrics::{CheckedBackend, HealthValues};
-use crate::target::{name_of, title};
+use crate::target_state::{name_of, title};
 
 /// The health of all backends and nodes at one time.
 pub(super) struct HealthStates {
@@ -22,8 +22,8 @@ pub(super) struct HealthStates {
 impl Observation<'_> {
     pub(super) fn health_states(&self) -> &HealthStates {
         self.health_states.get_or_init(|| HealthStates {
-            backends: self.sources.health.backends(),
-            nodes: self.sources.health.nodes(),
+            backends: self.inputs.health.backends(),
+            nodes: self.inputs.health.nodes(),
         })
     }
 
@@ -66,7 +66,7 @@ impl Observation<'_> {
                 ("no_way", view.not_made.no_way),
                 ("too_many", view.not_made.too_many),
             ],
-            durations: self.sources.health.durations(),
+            durations: self.inputs.health.durations(),
         }
     }
 }

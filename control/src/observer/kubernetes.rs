@@ -9,7 +9,7 @@ use crate::metrics::KubernetesValues;
 impl Observation<'_> {
     pub(super) fn kubernetes_status(&self) -> Option<api::Kubernetes> {
         let cluster = self.view.cluster.as_ref()?;
-        let watchers = self.sources.feed.as_ref()?.watchers();
+        let watchers = self.inputs.feed.as_ref()?.watchers();
         let now = Timestamp::now().as_second();
         let text = |(kind, reason): (&'static str, String)| format!("{kind}: {reason}");
         Some(api::Kubernetes {
@@ -30,7 +30,7 @@ impl Observation<'_> {
 
     /// Lists the problems of objects, one line each.
     pub(super) fn object_problems(&self) -> Vec<String> {
-        let (Some(cluster), Some(feed)) = (&self.view.cluster, &self.sources.feed) else {
+        let (Some(cluster), Some(feed)) = (&self.view.cluster, &self.inputs.feed) else {
             return Vec::new();
         };
         let of_index = cluster.problems.values();
@@ -43,7 +43,7 @@ impl Observation<'_> {
 
     pub(super) fn kubernetes_values(&self) -> Option<KubernetesValues> {
         let cluster = self.view.cluster.as_ref()?;
-        let feed = self.sources.feed.as_ref()?;
+        let feed = self.inputs.feed.as_ref()?;
         Some(KubernetesValues {
             watchers: feed.watchers(),
             synced: cluster.synced.is_some(),

@@ -49,7 +49,7 @@ impl Observation<'_> {
         self.go_on().ok()?;
         Some(Snapshot {
             status,
-            started_at: self.sources.started_at,
+            started_at: self.inputs.started_at,
             services,
             backends,
             reasons: self.reasons(),

@@ -7,14 +7,14 @@ use fastpath::tables::{InstalledService, ServiceKey};
 use super::Observation;
 use crate::agent::Item;
 use crate::api::{Service, ServiceFilter};
-use crate::target::service_at;
+use crate::target_state::service_at;
 
 impl Observation<'_> {
     /// Lists the selected services that are configured or still installed.
     pub(super) fn services(&self, of: &ServiceFilter) -> Result<Vec<Service>, String> {
         self.go_on()?;
         let view = &self.view;
-        let traffic = self.sources.reader.service_traffic(&view.tables);
+        let traffic = self.inputs.reader.service_traffic(&view.tables);
         let installed = view.tables.services().map(|(key, _)| key);
         let keys: BTreeSet<&ServiceKey> = view.wanted.keys().chain(installed).collect();
         let connections = of.connections.then(|| self.connections()).transpose()?;

@@ -23,7 +23,7 @@ impl Observation<'_> {
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-            uptime_seconds: self.sources.started.elapsed().as_secs(),
+            uptime_seconds: self.inputs.started.elapsed().as_secs(),
             roles: roles.map(|role| (*role).to_owned()).collect(),
             config: view.config.clone(),
             kubernetes: self.kubernetes_status(),

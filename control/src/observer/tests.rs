@@ -46,7 +46,7 @@ impl World {
         let views = watch::Sender::default();
         let (commands, received) = mpsc::channel();
         let waker = Watcher::new().unwrap().waker();
-        let observer = Observer::new(Sources {
+        let observer = Observer::new(ObserverInputs {
             views: views.subscribe(),
             reader: tables.reader(&loaded).unwrap(),
             health: Arc::new(Monitor::new(random())),
@@ -161,8 +161,8 @@ async fn asker_that_goes_ends_the_work_and_one_that_waits_begins_none() {
 #[tokio::test]
 async fn agent_whose_loop_gives_no_sign_of_life_is_not_healthy() {
     let world = World::new();
-    let mut sources = Arc::into_inner(world.observer.sources).unwrap();
-    sources.heartbeat = LoopHeartbeat::new(Instant::now() - 2 * LIFE_TIMEOUT);
-    let observer = Observer::new(sources);
+    let mut inputs = Arc::into_inner(world.observer.inputs).unwrap();
+    inputs.heartbeat = LoopHeartbeat::new(Instant::now() - 2 * LIFE_TIMEOUT);
+    let observer = Observer::new(inputs);
     assert_eq!(observer.unattached().await, None);
 }

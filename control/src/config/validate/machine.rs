@@ -11,7 +11,7 @@ use super::super::problem::Position;
 use super::values::{self, Refusal, decimal, family, refusal};
 use super::{Rules, Source, entries, note, position, raw};
 use crate::desired::{
-    Announce, AttachMode, ForwardMode, NatSettings, Role, Service, ServiceKey, Sources,
+    Announce, AttachMode, ForwardMode, NatSettings, OuterSources, Role, Service, ServiceKey,
 };
 
 impl Rules {
@@ -78,9 +78,9 @@ impl Rules {
         }
     }
 
-    pub(super) fn sources(&mut self, sources: Option<&raw::Sources>) -> Sources {
+    pub(super) fn sources(&mut self, sources: Option<&raw::Sources>) -> OuterSources {
         let Some(sources) = sources else {
-            return Sources::default();
+            return OuterSources::default();
         };
         let (ipv4, ipv6, origins) = self.own_addresses("sources", &sources.ipv4, &sources.ipv6);
         self.origins.sources = origins;
@@ -91,7 +91,7 @@ impl Rules {
             prefix("sources.ipv4_prefix", &sources.ipv4_prefix, true),
             prefix("sources.ipv6_prefix", &sources.ipv6_prefix, false),
         );
-        Sources {
+        OuterSources {
             ipv4,
             ipv6,
             ipv4_prefix: match prefixes.0 {
@@ -176,7 +176,7 @@ impl Rules {
         }
     }
 
-    pub(super) fn vips(&mut self, file: &raw::File, sources: &Sources) -> OrdSet<IpAddr> {
+    pub(super) fn vips(&mut self, file: &raw::File, sources: &OuterSources) -> OrdSet<IpAddr> {
         let mut vips = BTreeMap::new();
         for (field, text) in entries("vips", &file.vips) {
             let Some(address) = self.read(&field, text, values::address) else {

@@ -63,7 +63,7 @@ pub(crate) fn title(services: &Services, key: &ServiceKey) -> String {
 
 /// The content that the tables of a machine should have.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct TargetState {
     /// Machine-wide settings.
     pub settings: Settings,
     /// Virtual addresses and the machine's own addresses.
@@ -82,7 +82,7 @@ pub struct Target {
     pub egress: BTreeSet<String>,
 }
 
-impl Target {
+impl TargetState {
     /// Applies a desired state to a machine.
     pub fn of(desired: &Desired, machine: &Machine) -> Self {
         let mut totals = ServiceTotals::default();
@@ -106,7 +106,7 @@ impl Target {
 /// the machine does not change, unchanged services are not computed again.
 #[derive(Debug, Default)]
 pub struct MachineServices {
-    place: Place,
+    roles: MachineRoles,
     /// The services that `specs` was computed from.
     services: Services,
     specs: Specs,
@@ -114,13 +114,13 @@ pub struct MachineServices {
     nodes: Counts<(IpAddr, bool)>,
     /// NodePorts that are served, by whether they are IPv4.
     node_ports: Counts<bool>,
-    given: Given,
+    inputs: AddressInputs,
     addresses: Arc<Addresses>,
 }
 
 /// What every service depends on. A change of it recomputes all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Place {
+struct MachineRoles {
     edge: bool,
     node: bool,
     own: BTreeSet<IpAddr>,
@@ -138,7 +138,7 @@ struct Policies {
 
 /// The inputs that `addresses` was computed from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Given {
+struct AddressInputs {
     vips: OrdSet<IpAddr>,
     shared: OrdSet<IpAddr>,
     local: BTreeSet<IpAddr>,
@@ -156,35 +156,35 @@ impl MachineServices {
         desired: &Desired,
         totals: &ServiceTotals,
         machine: &Machine,
-    ) -> Target {
+    ) -> TargetState {
         let own = &machine.addresses;
         let node = desired.is_node(own);
-        let place = Place {
+        let roles = MachineRoles {
             edge: desired.edge,
             node,
             own: own.clone(),
             node_ports: node_port_addresses(desired, machine),
         };
-        if place != self.place {
+        if roles != self.roles {
             *self = Self {
-                place,
+                roles,
                 ..Self::default()
             };
         }
         self.follow(&desired.services);
 
-        let mut given = Given {
+        let mut inputs = AddressInputs {
             // Nodes need these too: whoever has such an address may also be a client.
             shared: desired.shared.clone(),
-            ..Given::default()
+            ..AddressInputs::default()
         };
         let mut trusted_edges = BTreeSet::new();
         let mut egress = BTreeSet::new();
         if desired.edge {
-            given.vips = desired.vips.clone();
-            given.nat = nat_addresses(desired, totals, machine);
-            let served = self.place.node_ports.iter();
-            given.node_ports = served
+            inputs.vips = desired.vips.clone();
+            inputs.nat = nat_addresses(desired, totals, machine);
+            let served = self.roles.node_ports.iter();
+            inputs.node_ports = served
                 .filter(|address| self.node_ports.has(&address.is_ipv4()))
                 .copied()
                 .collect();
@@ -193,8 +193,8 @@ impl MachineServices {
             let is_vip = |address: &&IpAddr| desired.vips.contains(*address);
             // The machine's own address under `nodes` may be on `lo` too. It receives more than services.
             let served = machine.on_loopback.difference(&desired.nodes);
-            given.inner = desired.vips.clone().union(served.copied().collect());
-            given.local = own.iter().filter(|one| !is_vip(one)).copied().collect();
+            inputs.inner = desired.vips.clone().union(served.copied().collect());
+            inputs.local = own.iter().filter(|one| !is_vip(one)).copied().collect();
             trusted_edges.clone_from(&desired.trusted_edges);
             let others = desired.nodes.difference(own).copied();
             trusted_edges.extend(others.map(IpNet::from));
@@ -207,14 +207,14 @@ impl MachineServices {
         if diverts_checks {
             egress.extend(desired.interfaces.keys().cloned());
         }
-        if given != self.given {
-            self.addresses = given.addresses().into();
-            self.given = given;
+        if inputs != self.inputs {
+            self.addresses = inputs.addresses().into();
+            self.inputs = inputs;
         }
         let by_nat = self.nodes.keys().filter(|(_, is_nat)| *is_nat);
         let by_nat = by_nat
             .filter(|(node, _)| !self.nodes.has(&(*node, false)) && !desired.nodes.contains(node));
-        Target {
+        TargetState {
             settings: Settings {
                 hash_seed: desired.hash_seed,
                 source_v4: desired.sources.ipv4,
@@ -243,7 +243,7 @@ impl MachineServices {
             let (old, new) = sides(change);
             for (side, is_there) in [(old, false), (new, true)] {
                 let Some((key, service)) = side else { continue };
-                for node in self.place.nodes(*key, &service.spec) {
+                for node in self.roles.nodes(*key, &service.spec) {
                     let is_nat = service.spec.mode == ForwardMode::Nat;
                     self.nodes.count((node, is_nat), is_there);
                 }
@@ -259,14 +259,14 @@ impl MachineServices {
 
     /// Recomputes a service at every address where it is served.
     fn put(&mut self, key: ServiceKey) {
-        let at_node_ports = self.place.node_ports_like(key.address);
+        let at_node_ports = self.roles.node_ports_like(key.address);
         let at_node_ports = at_node_ports.filter(|_| key.address.is_unspecified());
         let keys = at_node_ports.map(|address| ServiceKey {
             address: *address,
             ..key
         });
         for key in keys.chain([key]).collect::<Vec<_>>() {
-            match self.place.spec(key, &self.services) {
+            match self.roles.spec(key, &self.services) {
                 Some(spec) => drop(self.specs.insert(key, spec)),
                 None => drop(self.specs.remove(&key)),
             }
@@ -274,7 +274,7 @@ impl MachineServices {
     }
 }
 
-impl Given {
+impl AddressInputs {
     fn addresses(&self) -> Addresses {
         let is_alone = |vip: &&IpAddr| self.vips.contains(*vip) && !self.shared.contains(*vip);
         let inner = self.inner.iter().filter(|vip| !is_alone(vip));
@@ -289,7 +289,7 @@ impl Given {
     }
 }
 
-impl Place {
+impl MachineRoles {
     /// Returns the specification that the tables should have at a key: that of the service there, else that of
     /// a NodePort.
     fn spec(&self, key: ServiceKey, services: &Services) -> Option<Arc<ServiceSpec>> {

@@ -123,7 +123,7 @@ fn stack_gets_from_edges_what_is_for_a_vip_alone() {
     let mut desired = config::parse(CLUSTER).unwrap().desired;
     let vips = BTreeSet::from_iter(desired.vips.iter().copied());
     let inner = |desired: &Desired, own: &[&str]| {
-        let target = Target::of(desired, &machine(own));
+        let target = TargetState::of(desired, &machine(own));
         (
             target.addresses.vips.clone(),
             target.addresses.inner.clone(),
@@ -163,7 +163,7 @@ nodes: [{address: 10.0.0.9}, {address: 10.0.0.10}]
         .into(),
         ..HostFacts::default()
     };
-    let target = Target::of(&desired, &Machine::of(&desired, &facts));
+    let target = TargetState::of(&desired, &Machine::of(&desired, &facts));
     assert_eq!(target.addresses.inner, addresses(&["10.99.0.1"]));
 }
 
@@ -224,7 +224,7 @@ fn mss_is_clamped_on_nodes_unless_switched_off() {
         ..machine(&["10.0.0.1"])
     };
     let mtu = |text: &str| {
-        Target::of(&config::parse(text).unwrap().desired, &machine)
+        TargetState::of(&config::parse(text).unwrap().desired, &machine)
             .settings
             .mtu
     };
@@ -340,7 +340,7 @@ fn service_that_is_the_same_object_keeps_its_shape() {
     Arc::make_mut(&mut service.spec).backends.pop();
     totals.follow(&desired, &machine.addresses);
     let after = services_here.target(&desired, &totals, &machine);
-    assert_eq!(after, Target::of(&desired, &machine));
+    assert_eq!(after, TargetState::of(&desired, &machine));
     assert_ne!(after, before);
     for (key, spec) in &after.services {
         assert_eq!(
@@ -381,7 +381,7 @@ fn shapes_follow_services_and_the_machine() {
             totals.follow(desired, &machine.addresses);
             assert_eq!(
                 services_here.target(desired, &totals, &machine),
-                Target::of(desired, &machine)
+                TargetState::of(desired, &machine)
             );
         }
     }
@@ -405,11 +405,11 @@ fn only_what_is_served_is_ours_at_an_address_that_others_may_have() {
     let mut desired = config::parse(CLUSTER).unwrap().desired;
     let shared = addresses(&["10.99.0.1", "10.0.0.2"]);
     desired.shared = shared.clone().into();
-    let edge = Target::of(&desired, &machine(&["10.0.0.100"]));
+    let edge = TargetState::of(&desired, &machine(&["10.0.0.100"]));
     assert!(edge.addresses.vips.is_empty());
     assert_eq!(edge.addresses.shared, shared);
     desired.edge = false;
-    let node = Target::of(&desired, &machine(&["10.0.0.2"]));
+    let node = TargetState::of(&desired, &machine(&["10.0.0.2"]));
     assert_eq!(node.addresses.shared, shared);
     assert_eq!(
         node.addresses.local,
@@ -421,8 +421,8 @@ fn only_what_is_served_is_ours_at_an_address_that_others_may_have() {
     );
 }
 
-fn target(text: &str, own: &[&str]) -> Target {
-    Target::of(&config::parse(text).unwrap().desired, &machine(own))
+fn target(text: &str, own: &[&str]) -> TargetState {
+    TargetState::of(&config::parse(text).unwrap().desired, &machine(own))
 }
 
 /// A machine whose first address is its primary one.
@@ -434,7 +434,7 @@ fn machine(own: &[&str]) -> Machine {
     }
 }
 
-fn keys(target: &Target) -> Vec<String> {
+fn keys(target: &TargetState) -> Vec<String> {
     target.services.keys().map(ToString::to_string).collect()
 }
 

@@ -19,6 +19,7 @@ mod answers;
 mod apply;
 mod attachments;
 mod cluster;
+mod full_tables;
 mod handle;
 mod health_checks;
 mod next_hops;
@@ -28,7 +29,6 @@ mod pod_devices;
 mod problems;
 mod programmed;
 mod reload;
-mod room;
 mod start;
 mod view;
 

@@ -33,7 +33,7 @@ pub use listen::{Listen, NoNodeAddress};
 pub use problem::{ConfigError, Position, Problem};
 
 use crate::desired::{Desired, ForwardMode};
-use crate::index::Room;
+use crate::index::TableEntries;
 use crate::render::printable;
 
 /// Path of the agent's socket unless `api.socket` is set.
@@ -104,9 +104,9 @@ pub struct Kubernetes {
     /// Where `/healthz`, `/livez` and `/readyz` are served; `None` if they are off.
     pub healthz: Option<Listen>,
     /// The most that one Service may take of the tables.
-    pub service_room: Room,
+    pub service_room: TableEntries,
     /// The most that all Services of a namespace may take together; `None` for no limit.
-    pub namespace_room: Option<Room>,
+    pub namespace_room: Option<TableEntries>,
     /// Forwarding mode of services that do not set one.
     pub default_mode: ForwardMode,
     /// Seed of the flow hash; `None` to take it from the cluster's Secret.

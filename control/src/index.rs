@@ -53,12 +53,12 @@ mod parse;
 mod port;
 mod problem;
 mod quota;
-mod room;
 mod select;
 mod service;
 mod slice;
 mod sorted_vec_map;
 mod state;
+mod table_entries;
 mod update;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -70,17 +70,17 @@ pub use self::machines::{GuidewayMachines, Reserved};
 pub use self::options::{Options, TopologyHints};
 pub(crate) use self::parse::address;
 pub(crate) use self::problem::quoted;
-pub use self::problem::{Object, Problem, Rule};
-pub use self::room::Room;
+pub use self::problem::{BrokenRule, Object, Problem};
 pub use self::state::{Changes, HealthCheck, State};
+pub use self::table_entries::TableEntries;
 
 use self::machines::{Machines, Node};
 use self::objects::ObjectName;
-use self::outcome::Capture;
+use self::outcome::AddressOrigin;
 use self::problem::Findings;
 use self::quota::Quotas;
 use self::slice::Names;
-use self::update::{Contender, Entry, put};
+use self::update::{Entry, ServiceClaim, put};
 use crate::desired::ServiceKey;
 
 /// The known objects, and the state computed from them.
@@ -95,9 +95,9 @@ pub struct Index {
     services_of_slices: BTreeMap<ObjectName, Option<ObjectName>>,
     names: Names,
     dirty: BTreeSet<ObjectName>,
-    claims: HashMap<ServiceKey, Vec<Contender>>,
+    claims: HashMap<ServiceKey, Vec<ServiceClaim>>,
     /// For each address, the Services that claim it and why.
-    captured: HashMap<IpAddr, Vec<(ObjectName, Capture)>>,
+    captured: HashMap<IpAddr, Vec<(ObjectName, AddressOrigin)>>,
     state: State,
     changes: Changes,
     /// Why the newest version of an object cannot be decoded.
@@ -387,7 +387,7 @@ impl Index {
     pub fn set_unreadable(&mut self, object: Object, reason: Option<String>) {
         let known = self.state.problems.get(&object);
         let known = known.into_iter().flat_map(|known| known.iter());
-        let known = known.filter(|problem| problem.rule != Rule::Unreadable);
+        let known = known.filter(|problem| problem.rule != BrokenRule::Unreadable);
         let known = known.cloned().collect();
         match reason {
             Some(reason) => drop(self.unreadable.insert(object.clone(), reason)),
@@ -401,7 +401,7 @@ impl Index {
         if let Some(reason) = self.unreadable.get(&object) {
             problems.push(Problem {
                 object: object.clone(),
-                rule: Rule::Unreadable,
+                rule: BrokenRule::Unreadable,
                 text: format!("it cannot be read: {reason}"),
                 remedy: "mend or delete it; until then what it was before stays in force"
                     .to_owned(),

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use super::problems::Item;
-use super::{Agent, cluster, room};
+use super::{Agent, cluster, full_tables};
 use crate::chain::chain;
 use crate::plan::{Installed, Operation, hold, oldest_first, plan};
 use crate::target_state::Machine;
@@ -66,7 +66,7 @@ impl Agent {
         let target = self.services_here.target(desired, &self.totals, &machine);
         let mut operations = plan(&self.installed(), &target);
         let services = &self.health_checks.selection.desired.services;
-        oldest_first(&mut operations, |key| room::age(services, key));
+        oldest_first(&mut operations, |key| full_tables::age(services, key));
         self.programmed.wanted = target.services;
         let mut attempt = Attempt::default();
         let mut attaches = false;

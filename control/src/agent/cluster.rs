@@ -341,14 +341,14 @@ fn new_problems(before: &Problems, after: &Problems) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::Rule;
+    use crate::index::BrokenRule;
     use crate::index::objects::ObjectName;
 
     #[test]
     fn new_problems_are_one_line_with_the_first_and_who_has_others() {
         let problem = |name: &str, text: &str| Problem {
             object: Object::Service(ObjectName::new("shop", name)),
-            rule: Rule::InvalidPort,
+            rule: BrokenRule::InvalidPort,
             text: text.to_owned(),
             remedy: "mend it".to_owned(),
             only_here: false,

@@ -6,8 +6,8 @@ use std::time::Instant;
 use fastpath::tables::{BackendKey, Change, Settings, Specs, TableError, Tables};
 
 use super::apply::in_words;
+use super::full_tables::{self, RefusedServices};
 use super::problems::Item;
-use super::room::{self, Refused};
 use crate::chain::chain;
 use crate::desired::{ServiceKey, ServiceSpec, Services};
 use crate::first_few::first_few;
@@ -22,7 +22,7 @@ pub(super) struct Programmed {
     /// Services that the tables should contain.
     pub(super) wanted: Specs,
     /// Services that did not fit.
-    pub(super) refused: Refused,
+    pub(super) refused: RefusedServices,
 }
 
 impl Programmed {
@@ -31,7 +31,7 @@ impl Programmed {
             at: now,
             settings: None,
             wanted: Specs::new(),
-            refused: Refused::default(),
+            refused: RefusedServices::default(),
         }
     }
 
@@ -96,7 +96,12 @@ impl Programmed {
         }
         let installed = tables.services();
         let mut installed: Vec<_> = installed
-            .map(|(key, service)| (room::age(services, key), room::taken_by(service)))
+            .map(|(key, service)| {
+                (
+                    full_tables::age(services, key),
+                    full_tables::taken_by(service),
+                )
+            })
             .collect();
         installed.sort_unstable_by_key(|(age, _)| *age);
         let mut evicted = Vec::new();
@@ -104,10 +109,10 @@ impl Programmed {
             let Some(spec) = self.wanted.get(&key).cloned() else {
                 continue;
             };
-            let own = room::age(services, &key);
+            let own = full_tables::age(services, &key);
             let mut outcome = Err(error);
             while let Err(error) = &outcome {
-                let count = room::to_make_room(&installed, &own, &spec, error);
+                let count = full_tables::to_make_room(&installed, &own, &spec, error);
                 if count == 0 {
                     break;
                 }

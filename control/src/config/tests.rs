@@ -299,7 +299,7 @@ fn shipped_examples_are_in_order() {
 fn every_field_of_the_kubernetes_section_is_taken_over() {
     let config = parse(EVERY_KUBERNETES_FIELD).unwrap();
     assert_eq!(config.desired.node, Role::Yes);
-    let room = Room::DEFAULT;
+    let room = TableEntries::DEFAULT;
     let expected = Kubernetes {
         node_name: Some("worker-1.example".to_owned()),
         namespace: Some("lb".to_owned()),
@@ -335,7 +335,7 @@ fn kubernetes_section_has_defaults() {
         honour_hints: true,
         health_check_node_port: HealthCheckNodePorts::Auto,
         healthz: None,
-        service_room: Room::DEFAULT.share(25),
+        service_room: TableEntries::DEFAULT.share(25),
         namespace_room: None,
         default_mode: ForwardMode::Ipip,
         hash_seed: None,

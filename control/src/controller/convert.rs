@@ -268,7 +268,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::index::Rule;
+    use crate::index::BrokenRule;
 
     #[test]
     fn what_agents_cannot_read_of_a_service_is_a_problem_here_too() {
@@ -290,8 +290,8 @@ mod tests {
                 .map(|problem| problem.rule)
                 .collect::<Vec<_>>()
         };
-        let anywhere = [Rule::InvalidAnnotation, Rule::InvalidPolicy];
-        let ours = [&[Rule::InvalidSourceRange][..], &anywhere].concat();
+        let anywhere = [BrokenRule::InvalidAnnotation, BrokenRule::InvalidPolicy];
+        let ours = [&[BrokenRule::InvalidSourceRange][..], &anywhere].concat();
         for table_size in ["7", "131072"] {
             assert_eq!(rules("a/b", 30080, table_size), ours, "{table_size}");
         }

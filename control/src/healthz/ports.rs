@@ -26,7 +26,7 @@ use super::{HealthCheckPorts, Reports};
 use crate::config::HealthCheckNodePorts;
 use crate::http::{self, Answer, ConnectionLimit, Limits, SourceLimit};
 use crate::index::objects::ObjectName;
-use crate::index::{HealthCheck, Object, Problem, Rule};
+use crate::index::{BrokenRule, HealthCheck, Object, Problem};
 use crate::timer::sleep_until;
 
 /// Most connections at one port.
@@ -194,7 +194,7 @@ impl Ports {
             .filter(|(_, failure)| !self.is_left(failure))
             .map(|(at, failure)| Problem {
                 object: Object::Service(failure.service.clone()),
-                rule: Rule::FailedToStartServiceHealthcheck,
+                rule: BrokenRule::FailedToStartServiceHealthcheck,
                 text: format!(
                     "cannot listen at the health check port {at} ({}), so that load balancers leave this machine out",
                     failure.reason

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::objects::{self, ObjectName, TO_BE_DELETED, ZONE};
 use super::parse;
-use super::problem::{Findings, Object, Problem, Rule, quoted};
+use super::problem::{BrokenRule, Findings, Object, Problem, quoted};
 use crate::desired::unusable;
 
 /// The machines that run Guideway, according to the endpoints of its headless Service.
@@ -25,7 +25,7 @@ impl GuidewayMachines {
         let mut findings = Findings::default();
         for text in self.unreadable.get(slice).into_iter().flatten() {
             findings.add(
-                Rule::InvalidAddress,
+                BrokenRule::InvalidAddress,
                 format_args!("{} is no address of an edge, whose frames are refused", quoted(text)),
                 "give the endpoint the IP address that the edge sends from, or the name of its Node",
             );
@@ -73,7 +73,7 @@ impl Node {
             let Some(address) = address.filter(|address| unusable(*address).is_none()) else {
                 if entry.kind == "InternalIP" {
                     findings.add(
-                        Rule::InvalidAddress,
+                        BrokenRule::InvalidAddress,
                         format_args!("nothing can be sent to {}", quoted(&entry.address)),
                         "give the Node an address that packets can be routed to",
                     );
@@ -91,7 +91,7 @@ impl Node {
         read.reached_at.append(&mut external);
         if read.reached_at.is_empty() {
             findings.add(
-                Rule::NoInternalAddress,
+                BrokenRule::NoInternalAddress,
                 format_args!("without an InternalIP its pods are reached by NAT at best"),
                 "give the Node an InternalIP",
             );

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 
-use super::Room;
+use super::TableEntries;
 use crate::desired::ForwardMode;
 
 /// Settings of the index that no Kubernetes object holds.
@@ -27,9 +27,9 @@ pub struct Options {
     /// Seed of session affinity. It must be equal on all edges, or a client gets another pod behind each edge.
     pub hash_seed: u64,
     /// The most that one Service may take of the tables.
-    pub service_room: Room,
+    pub service_room: TableEntries,
     /// The most that all Services of a namespace may take together; `None` for no limit.
-    pub namespace_room: Option<Room>,
+    pub namespace_room: Option<TableEntries>,
 }
 
 impl Options {
@@ -50,7 +50,7 @@ impl Default for Options {
             topology_hints: TopologyHints::default(),
             default_mode: ForwardMode::default(),
             hash_seed: 0,
-            service_room: Room::DEFAULT.share(Self::DEFAULT_SHARE),
+            service_room: TableEntries::DEFAULT.share(Self::DEFAULT_SHARE),
             namespace_room: None,
         }
     }

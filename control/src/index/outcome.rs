@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use super::machines::Machines;
 use super::objects::{self, ObjectName, TABLE_SIZE};
-use super::port::Front;
-use super::problem::{Findings, Object, Problem, Rule};
-use super::room::Room;
+use super::port::ServedAt;
+use super::problem::{BrokenRule, Findings, Object, Problem};
 use super::select::{PortName, SlicesByPort};
-use super::service::{self, MOST_ASKED, Port, Wanted};
-use super::slice::{Condition, Endpoint, Slices};
+use super::service::{self, CapturedService, MOST_ASKED, Port};
+use super::slice::{Endpoint, EndpointCondition, Slices};
 use super::sorted_vec_map::SortedVecMap;
+use super::table_entries::TableEntries;
 use super::{HealthCheck, Options};
 use crate::desired::{BackendSpec, Service, ServiceKey};
 
@@ -25,19 +25,19 @@ pub(super) struct Outcome {
     /// For policy `Local`: addresses of the Nodes that have endpoints of any port and share its connections.
     pub(super) announcers: SortedVecMap<ServiceKey, Arc<BTreeSet<IpAddr>>>,
     /// Its addresses, and why the Service has each.
-    pub(super) captured: SortedVecMap<IpAddr, Capture>,
+    pub(super) captured: SortedVecMap<IpAddr, AddressOrigin>,
     pub(super) health_check: Option<HealthCheck>,
     /// Its use of the tables.
-    pub(super) takes: Room,
+    pub(super) takes: TableEntries,
     pub(super) problems: Vec<Problem>,
 }
 
 impl Outcome {
     /// Removes all services of the result, because the namespace may take no more than `most` of the tables.
-    pub(super) fn refuse(self, object: &Object, most: Room) -> Self {
+    pub(super) fn refuse(self, object: &Object, most: TableEntries) -> Self {
         let mut findings = Findings::default();
         findings.add(
-            Rule::TableShare,
+            BrokenRule::TableShare,
             format_args!(
                 "nothing of it is served: it takes {}, and the Services of its namespace {most} at most, which older \
                  ones take",
@@ -57,7 +57,7 @@ impl Outcome {
 
 /// Why a Service has an address. The reason decides whether the address is virtual.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Capture {
+pub(super) enum AddressOrigin {
     /// A controller assigned it, for our class.
     Assigned,
     /// The Service lists it in `spec.externalIPs`.
@@ -95,9 +95,9 @@ pub(super) fn outcome(
         };
         builder.build(slices);
         let captured = [
-            (&wanted.of_machines, Capture::Withheld),
-            (&wanted.external, Capture::External),
-            (&wanted.load_balancer, Capture::Assigned),
+            (&wanted.of_machines, AddressOrigin::Withheld),
+            (&wanted.external, AddressOrigin::External),
+            (&wanted.load_balancer, AddressOrigin::Assigned),
         ];
         let captured = captured.into_iter().flat_map(|(addresses, how)| {
             let addresses = addresses.iter();
@@ -127,7 +127,7 @@ pub(super) struct OutcomeBuilder<'a> {
     pub(super) machines: &'a Machines,
     pub(super) name: &'a ObjectName,
     pub(super) created: i64,
-    pub(super) wanted: &'a Wanted,
+    pub(super) wanted: &'a CapturedService,
     pub(super) findings: &'a mut Findings,
     pub(super) outcome: &'a mut Outcome,
     /// Number of endpoints of the ports computed so far, whether they get traffic or not.
@@ -138,7 +138,7 @@ pub(super) struct OutcomeBuilder<'a> {
 /// no room in the tables, but checking them costs time.
 const ENDPOINTS_PER_BACKEND: u64 = 4;
 
-fn fronts(wanted: &Wanted, port: &Port, is_ipv4: bool) -> Vec<Front> {
+fn served_at(wanted: &CapturedService, port: &Port, is_ipv4: bool) -> Vec<ServedAt> {
     let of_family = |address: &&IpAddr| address.is_ipv4() == is_ipv4;
     let load_balancer = wanted.load_balancer.iter().filter(of_family);
     let external = wanted.external.iter().filter(of_family);
@@ -146,31 +146,31 @@ fn fronts(wanted: &Wanted, port: &Port, is_ipv4: bool) -> Vec<Front> {
         .node_port
         .filter(|_| wanted.families[usize::from(!is_ipv4)]);
     load_balancer
-        .map(|address| Front::LoadBalancer(*address))
-        .chain(external.map(|address| Front::External(*address)))
-        .chain(node_port.map(|_| Front::NodePort))
+        .map(|address| ServedAt::LoadBalancer(*address))
+        .chain(external.map(|address| ServedAt::External(*address)))
+        .chain(node_port.map(|_| ServedAt::NodePort))
         .collect()
 }
 
 /// Drops the table size that a Service asks for if all its tables together would exceed `most` slots.
-fn bound_table_size(wanted: &mut Wanted, most: u64, findings: &mut Findings) {
+fn bound_table_size(wanted: &mut CapturedService, most: u64, findings: &mut Findings) {
     let Some(asked) = wanted.log2_slots else {
         return;
     };
     let ports = wanted.ports.iter();
-    let fronts = ports.flat_map(|port| {
+    let served_at = ports.flat_map(|port| {
         [true, false]
             .into_iter()
-            .flat_map(|is_ipv4| fronts(wanted, port, is_ipv4))
+            .flat_map(|is_ipv4| served_at(wanted, port, is_ipv4))
     });
-    let tables: u64 = fronts.map(Front::tables).sum();
+    let tables: u64 = served_at.map(ServedAt::tables).sum();
     let slots = tables << asked.min(MOST_ASKED);
     if slots <= most {
         return;
     }
     wanted.log2_slots = None;
     findings.add(
-        Rule::InvalidAnnotation,
+        BrokenRule::InvalidAnnotation,
         format_args!(
                 "{TABLE_SIZE} asks for {slots} slots in {tables} tables, and one Service has {most} at most, so the default \
                  counts"
@@ -195,9 +195,9 @@ impl OutcomeBuilder<'_> {
         let by_port = SlicesByPort::of(slices);
         for port in &wanted.ports {
             for (is_ipv4, announced) in [true, false].into_iter().zip(&mut announced) {
-                let fronts = fronts(wanted, port, is_ipv4);
-                if !fronts.is_empty() {
-                    self.port(&by_port, port, is_ipv4, &fronts, announced);
+                let served_at = served_at(wanted, port, is_ipv4);
+                if !served_at.is_empty() {
+                    self.port(&by_port, port, is_ipv4, &served_at, announced);
                 }
             }
         }
@@ -221,7 +221,7 @@ impl OutcomeBuilder<'_> {
         let all = self.looked_at + endpoints;
         if all > most {
             self.findings.add(
-                Rule::TableShare,
+                BrokenRule::TableShare,
                 format_args!(
                         "{} is not served: with its {endpoints} endpoints the ports of the Service would have {all}, of \
                          which {most} are the most",
@@ -236,14 +236,14 @@ impl OutcomeBuilder<'_> {
     }
 
     /// Adds `more` to the use of the tables. Returns false, with a problem, if the Service may not take that much.
-    pub(super) fn take(&mut self, more: Room, whose: impl FnOnce() -> String) -> bool {
+    pub(super) fn take(&mut self, more: TableEntries, whose: impl FnOnce() -> String) -> bool {
         let takes = self.outcome.takes.and(more);
         let Some(beyond) = takes.beyond(self.options.service_room) else {
             self.outcome.takes = takes;
             return true;
         };
         self.findings.add(
-            Rule::TableShare,
+            BrokenRule::TableShare,
             format_args!(
                 "{} is not served: with it the Service would take {beyond}",
                 whose()
@@ -261,7 +261,7 @@ impl OutcomeBuilder<'_> {
             |endpoint: &Endpoint| matches!(&endpoint.node, Some(node) if machines.is_own(node));
         let endpoints = slices.values().flat_map(|slice| &slice.endpoints);
         let ready = endpoints
-            .filter(|endpoint| endpoint.condition == Condition::Ready && is_here(endpoint));
+            .filter(|endpoint| endpoint.condition == EndpointCondition::Ready && is_here(endpoint));
         let addresses: BTreeSet<IpAddr> = ready.map(|endpoint| endpoint.address).collect();
         let ipv4 = addresses.iter().filter(|address| address.is_ipv4()).count();
         ipv4.max(addresses.len() - ipv4)

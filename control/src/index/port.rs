@@ -9,11 +9,11 @@ use xdp_prog::maglev::{MAX_LOG2_LEN, SLOTS_PER_BACKEND, class_for};
 use super::TopologyHints;
 use super::machines::Machines;
 use super::outcome::{Announced, OutcomeBuilder, port_name};
-use super::problem::{Rule, more};
-use super::room::Room;
-use super::select::{Place, PortEndpoint, Selection, SlicesByPort, select};
-use super::service::{MOST_ASKED, Port, Wanted};
-use super::update::front_name;
+use super::problem::{BrokenRule, more};
+use super::select::{MachineLocation, PortEndpoint, Selection, SlicesByPort, select};
+use super::service::{CapturedService, MOST_ASKED, Port};
+use super::table_entries::TableEntries;
+use super::update::served_at_name;
 use crate::desired::{
     BackendSpec, ForwardMode, Protocol, Service, ServiceKey, ServiceSpec, TrafficPolicy,
     affinity_seed, owner, unspecified,
@@ -21,13 +21,13 @@ use crate::desired::{
 
 /// Where clients reach a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Front {
+pub(super) enum ServedAt {
     LoadBalancer(IpAddr),
     External(IpAddr),
     NodePort,
 }
 
-impl Front {
+impl ServedAt {
     /// Returns the number of lookup tables: a NodePort has one for packets from edges and one for the machine's
     /// own addresses.
     pub(super) const fn tables(self) -> u64 {
@@ -45,12 +45,12 @@ impl OutcomeBuilder<'_> {
         slices: &SlicesByPort<'_>,
         port: &Port,
         is_ipv4: bool,
-        fronts: &[Front],
+        served_at: &[ServedAt],
         announced: &mut Announced,
     ) {
         let (options, machines) = (self.options, self.machines);
         let own_node = machines.own_node();
-        let place = Place {
+        let location = MachineLocation {
             node: own_node,
             zone: machines.zone(),
             hints: options.topology_hints == TopologyHints::Honour,
@@ -65,14 +65,14 @@ impl OutcomeBuilder<'_> {
             let comes_back = comes_back(wanted, machines, port.protocol, socket);
             if comes_back {
                 findings.add(
-                    Rule::EndpointIsVip,
+                    BrokenRule::EndpointIsVip,
                     format_args!("endpoint {socket} gets no traffic: the Service itself is served at that address"),
                     "give the endpoint the address of the machine or pod that answers",
                 );
             }
             !comes_back
         };
-        let selection = select(slices, key, &place, wanted.only_local, sound);
+        let selection = select(slices, key, &location, wanted.only_local, sound);
         let mode = self.mode(&selection, own_node.is_some());
         let backends = self.backends(&selection, mode);
         let draining = selection.draining.iter();
@@ -80,16 +80,16 @@ impl OutcomeBuilder<'_> {
             .filter_map(|candidate| self.backend(candidate, mode, 0))
             .collect();
         // All addresses of a port share their entries of the table of backends.
-        let takes = Room {
+        let takes = TableEntries {
             backends: (backends.len() + draining.len()) as u64,
-            ..Room::default()
+            ..TableEntries::default()
         };
         if !self.take(takes, || port_name(key)) {
             return;
         }
         let own = selection.used.iter().chain(&selection.reachable);
         let own_pods = own
-            .filter(|candidate| place.has(candidate.endpoint))
+            .filter(|candidate| location.has(candidate.endpoint))
             .count() as u64;
         // Every machine must announce the same Nodes, so the role of this machine does not count here.
         let by_node = selection.by_node.iter();
@@ -97,14 +97,14 @@ impl OutcomeBuilder<'_> {
         announced
             .nodes
             .extend(nodes.filter_map(|node| machines.address(node)));
-        for front in fronts {
-            let Some(key) = self.service(port, is_ipv4, *front, (mode, &backends), own_pods) else {
+        for at in served_at {
+            let Some(key) = self.service(port, is_ipv4, *at, (mode, &backends), own_pods) else {
                 continue;
             };
             if !draining.is_empty() {
                 self.outcome.draining.insert(key, Arc::clone(&draining));
             }
-            if wanted.only_local && matches!(front, Front::LoadBalancer(_)) {
+            if wanted.only_local && matches!(at, ServedAt::LoadBalancer(_)) {
                 announced.keys.push(key);
             }
         }
@@ -143,7 +143,7 @@ impl OutcomeBuilder<'_> {
             "it gets no traffic from outside, which the other endpoints of the port take"
         };
         self.findings.add(
-            Rule::MachineWithoutGuideway,
+            BrokenRule::MachineWithoutGuideway,
             format_args!("endpoint {why}{more}: {so}"),
             "run Guideway, with the role node, on all Nodes that have pods of the Service",
         );
@@ -207,14 +207,14 @@ impl OutcomeBuilder<'_> {
         &mut self,
         port: &Port,
         is_ipv4: bool,
-        front: Front,
+        at: ServedAt,
         (mode, backends): (ForwardMode, &[BackendSpec]),
         own_pods: u64,
     ) -> Option<ServiceKey> {
         let machines = self.machines;
-        let (address, number) = match front {
-            Front::LoadBalancer(address) | Front::External(address) => (address, port.number),
-            Front::NodePort => (unspecified(is_ipv4), port.node_port.unwrap_or_default()),
+        let (address, number) = match at {
+            ServedAt::LoadBalancer(address) | ServedAt::External(address) => (address, port.number),
+            ServedAt::NodePort => (unspecified(is_ipv4), port.node_port.unwrap_or_default()),
         };
         let key = ServiceKey {
             address,
@@ -224,7 +224,7 @@ impl OutcomeBuilder<'_> {
         let socket = SocketAddr::new(address, number);
         if key.protocol == Protocol::Tcp && machines.is_api_server(socket) {
             self.findings.add(
-                Rule::AddressIsApiServer,
+                BrokenRule::AddressIsApiServer,
                 format_args!("{socket} is the API server's and is not served"),
                 "give the Service another address",
             );
@@ -234,16 +234,16 @@ impl OutcomeBuilder<'_> {
         backends.shrink_to_fit();
         // The kernel receives packets to the machine's own addresses too. L2 DSR leaves that address in the
         // packet, and the pod's machine would not accept it as its own.
-        let is_machine = front == Front::NodePort || machines.withholds(address);
-        let source_ranges = match front {
-            Front::LoadBalancer(_) => {
+        let is_machine = at == ServedAt::NodePort || machines.withholds(address);
+        let source_ranges = match at {
+            ServedAt::LoadBalancer(_) => {
                 let ranges = self.wanted.source_ranges.iter();
                 ranges
                     .filter(|range| range.addr().is_ipv4() == is_ipv4)
                     .copied()
                     .collect()
             }
-            Front::External(_) | Front::NodePort => BTreeSet::new(),
+            ServedAt::External(_) | ServedAt::NodePort => BTreeSet::new(),
         };
         let mut name = match port.name.as_str() {
             "" => self.name.to_string(),
@@ -276,15 +276,15 @@ impl OutcomeBuilder<'_> {
             node_port: is_machine,
         };
         let log2 = spec.log2_slots_for(spec.sharing().count());
-        let slots = front.tables() << log2.unwrap_or(MAX_LOG2_LEN);
-        let takes = Room {
+        let slots = at.tables() << log2.unwrap_or(MAX_LOG2_LEN);
+        let takes = TableEntries {
             slots,
-            services: front.tables(),
+            services: at.tables(),
             backends: 0,
-            pods: own_pods * front.tables(),
+            pods: own_pods * at.tables(),
             source_ranges: spec.source_ranges.len() as u64,
         };
-        if !self.take(takes, || front_name(&key)) {
+        if !self.take(takes, || served_at_name(&key)) {
             return None;
         }
         let service = Service {
@@ -313,7 +313,7 @@ impl OutcomeBuilder<'_> {
             let pod = misfit.pod.map_or(0, |pod| pod.port());
             let at = SocketAddr::new(key.address, key.port);
             self.findings.add(
-                Rule::SctpPort,
+                BrokenRule::SctpPort,
                 format_args!(
                     "SCTP at {at} does not reach port {pod}: its ports cannot be translated"
                 ),
@@ -346,7 +346,7 @@ impl OutcomeBuilder<'_> {
             return Some(log2);
         }
         self.findings.add(
-            Rule::TooManyBackends,
+            BrokenRule::TooManyBackends,
             format_args!(
                 "{backends} backends do not fit a table of {} slots",
                 1_u32 << log2
@@ -361,7 +361,7 @@ impl OutcomeBuilder<'_> {
 /// their TTL ends. At an assigned address nothing else answers. At an external address only the Service's own
 /// ports are captured. At a machine's address the machine itself may answer.
 fn comes_back(
-    wanted: &Wanted,
+    wanted: &CapturedService,
     machines: &Machines,
     protocol: Protocol,
     endpoint: SocketAddr,

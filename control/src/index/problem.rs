@@ -29,11 +29,11 @@ macro_rules! rules {
     ($($(#[$doc:meta])* $rule:ident,)+) => {
         /// The rule that an object breaks. Its name is the reason of the Event.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum Rule {
+        pub enum BrokenRule {
             $($(#[$doc])* $rule,)+
         }
 
-        impl Rule {
+        impl BrokenRule {
             #[cfg(test)]
             const ALL: &[Self] = &[$(Self::$rule,)+];
 
@@ -101,7 +101,7 @@ pub struct Problem {
     /// The object that breaks the rule.
     pub object: Object,
     /// The rule.
-    pub rule: Rule,
+    pub rule: BrokenRule,
     /// What is wrong, and the consequence.
     pub text: String,
     /// What the owner should do.
@@ -122,7 +122,7 @@ pub(super) struct Findings(Vec<Finding>);
 
 #[derive(Debug)]
 struct Finding {
-    rule: Rule,
+    rule: BrokenRule,
     only_here: bool,
     text: String,
     remedy: &'static str,
@@ -131,18 +131,23 @@ struct Finding {
 
 impl Findings {
     /// Adds a broken rule. The first text of a rule is kept, later ones are only counted.
-    pub(super) fn add(&mut self, rule: Rule, text: fmt::Arguments<'_>, remedy: &'static str) {
+    pub(super) fn add(&mut self, rule: BrokenRule, text: fmt::Arguments<'_>, remedy: &'static str) {
         self.note(rule, false, text, remedy);
     }
 
     /// Adds a rule that is broken on this machine alone.
-    pub(super) fn add_here(&mut self, rule: Rule, text: fmt::Arguments<'_>, remedy: &'static str) {
+    pub(super) fn add_here(
+        &mut self,
+        rule: BrokenRule,
+        text: fmt::Arguments<'_>,
+        remedy: &'static str,
+    ) {
         self.note(rule, true, text, remedy);
     }
 
     fn note(
         &mut self,
-        rule: Rule,
+        rule: BrokenRule,
         only_here: bool,
         text: fmt::Arguments<'_>,
         remedy: &'static str,
@@ -206,7 +211,7 @@ mod tests {
         let (section, _) = section.split_once("\n## ").unwrap();
         let rows = section.lines().filter_map(|line| line.strip_prefix("| `"));
         let documented: Vec<&str> = rows.filter_map(|row| row.split('`').next()).collect();
-        let rules: Vec<&str> = Rule::ALL.iter().map(|rule| rule.name()).collect();
+        let rules: Vec<&str> = BrokenRule::ALL.iter().map(|rule| rule.name()).collect();
         assert_eq!(documented, rules);
     }
 }

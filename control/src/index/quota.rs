@@ -6,15 +6,15 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::objects::{ObjectName, Text};
-use super::room::Room;
+use super::table_entries::TableEntries;
 
 /// The use of the tables by namespace, and the Services that are refused.
 #[derive(Debug, Default)]
 pub(super) struct Quotas {
     /// Limit for each namespace; `None` for no limit.
-    most: Option<Room>,
+    most: Option<TableEntries>,
     /// Use of each Service that takes anything, ordered by age, then name.
-    namespaces: HashMap<Text, BTreeMap<(i64, ObjectName), Room>>,
+    namespaces: HashMap<Text, BTreeMap<(i64, ObjectName), TableEntries>>,
     /// Creation time of each of these Services.
     created: HashMap<ObjectName, i64>,
     /// Namespaces to decide again.
@@ -24,7 +24,7 @@ pub(super) struct Quotas {
 
 impl Quotas {
     /// Replaces the limit and forgets everything: the caller must note all Services again.
-    pub(super) fn set_most(&mut self, most: Option<Room>) {
+    pub(super) fn set_most(&mut self, most: Option<TableEntries>) {
         *self = Self {
             most,
             ..Self::default()
@@ -32,14 +32,14 @@ impl Quotas {
     }
 
     /// Sets what a Service takes, which may be nothing.
-    pub(super) fn note(&mut self, name: &ObjectName, created: i64, takes: Room) {
+    pub(super) fn note(&mut self, name: &ObjectName, created: i64, takes: TableEntries) {
         if self.most.is_none() {
             return;
         }
         let before = self.created.get(name).copied();
         let namespace = self.namespaces.entry(name.namespace.clone()).or_default();
         let before = before.map(|before| (before, namespace.remove(&(before, name.clone()))));
-        let takes_any = takes != Room::default();
+        let takes_any = takes != TableEntries::default();
         if before != Some((created, Some(takes))) && (before.is_some() || takes_any) {
             self.touched.insert(name.namespace.clone());
         }
@@ -55,7 +55,7 @@ impl Quotas {
     }
 
     /// Returns the limit if the Service is refused.
-    pub(super) fn refusal(&self, name: &ObjectName) -> Option<Room> {
+    pub(super) fn refusal(&self, name: &ObjectName) -> Option<TableEntries> {
         self.most.filter(|_| self.refused.contains(name))
     }
 

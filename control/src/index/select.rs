@@ -3,12 +3,12 @@
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 
-use super::slice::{Condition, Endpoint, Slice, Slices};
+use super::slice::{Endpoint, EndpointCondition, Slice, Slices};
 use crate::desired::Protocol;
 
 /// The location of this machine, in the terms of endpoints.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Place<'a> {
+pub(super) struct MachineLocation<'a> {
     /// Name of its Node; `None` outside the cluster.
     pub(super) node: Option<&'a str>,
     pub(super) zone: Option<&'a str>,
@@ -16,7 +16,7 @@ pub(super) struct Place<'a> {
     pub(super) hints: bool,
 }
 
-impl Place<'_> {
+impl MachineLocation<'_> {
     pub(super) fn has(&self, endpoint: &Endpoint) -> bool {
         self.node.is_some() && endpoint.node.as_deref() == self.node
     }
@@ -84,11 +84,11 @@ pub(super) struct Selection<'a> {
 pub(super) fn select<'a>(
     slices: &SlicesByPort<'a>,
     port: PortName<'_>,
-    place: &Place<'_>,
+    location: &MachineLocation<'_>,
     is_local: bool,
     sound: impl FnMut(&PortEndpoint<'_>) -> bool,
 ) -> Selection<'a> {
-    let mut all = candidates(slices, port, place);
+    let mut all = candidates(slices, port, location);
     all.retain(sound);
     let cluster = usable(&all);
     let by_node = if is_local {
@@ -98,12 +98,12 @@ pub(super) fn select<'a>(
     };
     let is_fallback = cluster
         .first()
-        .is_some_and(|first| first.endpoint.condition == Condition::Draining);
+        .is_some_and(|first| first.endpoint.condition == EndpointCondition::Draining);
     let mut selection = Selection {
-        used: if is_local && place.node.is_some() {
+        used: if is_local && location.node.is_some() {
             by_node.clone()
-        } else if place.hints && !is_local && !is_fallback {
-            by_hints(cluster, place)
+        } else if location.hints && !is_local && !is_fallback {
+            by_hints(cluster, location)
         } else {
             cluster
         },
@@ -117,10 +117,10 @@ pub(super) fn select<'a>(
     };
     for candidate in all.iter().filter(|candidate| !is_used(candidate)) {
         let of_node = by_node.binary_search_by_key(&candidate.socket, |used| used.socket);
-        if of_node.is_ok() || place.has(candidate.endpoint) {
+        if of_node.is_ok() || location.has(candidate.endpoint) {
             selection.reachable.push(*candidate);
         }
-        if candidate.endpoint.condition == Condition::Draining {
+        if candidate.endpoint.condition == EndpointCondition::Draining {
             selection.draining.push(*candidate);
         }
     }
@@ -129,11 +129,11 @@ pub(super) fn select<'a>(
 }
 
 /// Lists the endpoints of a port by socket, each once. Of duplicates it keeps one on this machine, else the one
-/// in the better [`Condition`].
+/// in the better [`EndpointCondition`].
 fn candidates<'a>(
     slices: &SlicesByPort<'a>,
     port: PortName<'_>,
-    place: &Place<'_>,
+    location: &MachineLocation<'_>,
 ) -> Vec<PortEndpoint<'a>> {
     let mut all = Vec::new();
     for (slice, number) in slices.get(port) {
@@ -144,7 +144,7 @@ fn candidates<'a>(
     }
     all.sort_unstable_by_key(|candidate| {
         let endpoint = candidate.endpoint;
-        let rank = (!place.has(endpoint), endpoint.condition, &endpoint.node);
+        let rank = (!location.has(endpoint), endpoint.condition, &endpoint.node);
         (candidate.socket, rank)
     });
     all.dedup_by_key(|candidate| candidate.socket);
@@ -153,14 +153,14 @@ fn candidates<'a>(
 
 /// Returns the ready endpoints. If there are none, returns those that terminate and still serve.
 fn usable<'a>(all: &[PortEndpoint<'a>]) -> Vec<PortEndpoint<'a>> {
-    let of = |wanted: Condition| -> Vec<PortEndpoint<'a>> {
+    let of = |wanted: EndpointCondition| -> Vec<PortEndpoint<'a>> {
         let all = all.iter();
         all.filter(|candidate| candidate.endpoint.condition == wanted)
             .copied()
             .collect()
     };
-    match of(Condition::Ready) {
-        ready if ready.is_empty() => of(Condition::Draining),
+    match of(EndpointCondition::Ready) {
+        ready if ready.is_empty() => of(EndpointCondition::Draining),
         ready => ready,
     }
 }
@@ -168,26 +168,29 @@ fn usable<'a>(all: &[PortEndpoint<'a>]) -> Vec<PortEndpoint<'a>> {
 /// Returns the usable endpoints of each node, ordered by socket.
 fn usable_by_node<'a>(all: &[PortEndpoint<'a>]) -> Vec<PortEndpoint<'a>> {
     let ready = all.iter();
-    let ready = ready.filter(|candidate| candidate.endpoint.condition == Condition::Ready);
+    let ready = ready.filter(|candidate| candidate.endpoint.condition == EndpointCondition::Ready);
     let ready: BTreeSet<Option<&str>> = ready
         .map(|candidate| candidate.endpoint.node.as_deref())
         .collect();
     let mut usable = all.to_vec();
     usable.retain(|candidate| match candidate.endpoint.condition {
-        Condition::Ready => true,
-        Condition::Draining => !ready.contains(&candidate.endpoint.node.as_deref()),
-        Condition::Unusable => false,
+        EndpointCondition::Ready => true,
+        EndpointCondition::Draining => !ready.contains(&candidate.endpoint.node.as_deref()),
+        EndpointCondition::Unusable => false,
     });
     usable
 }
 
 /// Returns the endpoints that hints assign to this machine: by node, else by zone, else all of them. Hints of a
 /// kind (node or zone) count only if every endpoint has one.
-fn by_hints<'a>(ready: Vec<PortEndpoint<'a>>, place: &Place<'_>) -> Vec<PortEndpoint<'a>> {
+fn by_hints<'a>(
+    ready: Vec<PortEndpoint<'a>>,
+    location: &MachineLocation<'_>,
+) -> Vec<PortEndpoint<'a>> {
     type Kind = fn(&Endpoint) -> &[std::sync::Arc<str>];
     let nodes: Kind = |endpoint| endpoint.hints.as_ref().map_or(&[], |hints| &hints.nodes);
     let zones: Kind = |endpoint| endpoint.hints.as_ref().map_or(&[], |hints| &hints.zones);
-    for (hinted, own) in [(nodes, place.node), (zones, place.zone)] {
+    for (hinted, own) in [(nodes, location.node), (zones, location.zone)] {
         let Some(own) = own else { continue };
         let names_own = |candidate: &&PortEndpoint<'a>| {
             let mut hints = hinted(candidate.endpoint).iter();

@@ -8,7 +8,7 @@ use xdp_prog::maglev::LENGTH_CLASSES;
 
 use super::machines::Machines;
 use super::objects::{self, HEADLESS, MODE, SERVICE_PROXY_NAME, TABLE_SIZE, Text};
-use super::problem::{Findings, Rule, quoted};
+use super::problem::{BrokenRule, Findings, quoted};
 use super::slice::protocol;
 use super::{Options, parse};
 use crate::desired::{ForwardMode, Protocol, unusable};
@@ -19,7 +19,7 @@ pub(super) const MOST_ASKED: u8 = 14;
 
 /// A Service of which something is captured.
 #[derive(Debug)]
-pub(super) struct Wanted {
+pub(super) struct CapturedService {
     pub(super) ports: Vec<Port>,
     /// Whether the Service has a cluster address of each family: IPv4, then IPv6.
     pub(super) families: [bool; 2],
@@ -54,7 +54,7 @@ pub(super) fn read(
     options: &Options,
     machines: &Machines,
     findings: &mut Findings,
-) -> Option<Wanted> {
+) -> Option<CapturedService> {
     let families = families(service)?;
     let is_load_balancer = service.kind.as_deref() == Some("LoadBalancer");
     let has_family = |address: &IpAddr| families[usize::from(address.is_ipv6())];
@@ -93,7 +93,7 @@ pub(super) fn read(
         for address in addresses.iter().filter(|address| machines.has(**address)) {
             if machines.is_only_here(*address) {
                 findings.add_here(
-                    Rule::AddressIsNode,
+                    BrokenRule::AddressIsNode,
                     format_args!("{address} belongs to an interface of this machine: {so}"),
                     FREE_ADDRESS,
                 );
@@ -119,7 +119,7 @@ pub(super) fn read(
     {
         return None;
     }
-    Some(Wanted {
+    Some(CapturedService {
         ports: read_ports(service, findings),
         families,
         load_balancer,
@@ -154,7 +154,7 @@ pub(super) const NOT_SERVED: &str = "it is not served";
 /// Reports that, according to Node or slice objects, a machine has an address; `so` is the consequence.
 pub(super) fn name_machine(address: IpAddr, so: &str, findings: &mut Findings) {
     findings.add(
-        Rule::AddressIsNode,
+        BrokenRule::AddressIsNode,
         format_args!("{address} belongs to a machine: {so}"),
         FREE_ADDRESS,
     );
@@ -163,7 +163,7 @@ pub(super) fn name_machine(address: IpAddr, so: &str, findings: &mut Findings) {
 /// Reports that, according to Node or slice objects, a machine has claimed an assigned address.
 pub(super) fn name_claim(address: IpAddr, findings: &mut Findings) {
     findings.add(
-        Rule::AddressClaimed,
+        BrokenRule::AddressClaimed,
         format_args!(
                 "{address} is an address of a machine too, which came to have it later: the Service keeps it"
             ),
@@ -211,7 +211,7 @@ impl Addresses<'_> {
     fn read_one(&mut self, text: &str) -> Option<IpAddr> {
         let Some(address) = parse::address(text) else {
             self.findings.add(
-                Rule::InvalidAddress,
+                BrokenRule::InvalidAddress,
                 format_args!("{} is no address", quoted(text)),
                 "give an IP address",
             );
@@ -219,7 +219,7 @@ impl Addresses<'_> {
         };
         if let Some(reason) = unusable(address) {
             self.findings.add(
-                Rule::InvalidAddress,
+                BrokenRule::InvalidAddress,
                 format_args!("{address} is not served: {reason}"),
                 "give a unicast address",
             );
@@ -227,7 +227,7 @@ impl Addresses<'_> {
         }
         if !(self.has_family)(&address) {
             self.findings.add(
-                Rule::OtherFamily,
+                BrokenRule::OtherFamily,
                 format_args!(
                     "{address} is not served: the Service has no cluster address of its family"
                 ),
@@ -246,7 +246,7 @@ fn is_allowed(address: IpAddr, options: &Options, findings: &mut Findings) -> bo
         .any(|net| net.contains(&address));
     if !is_allowed {
         findings.add(
-            Rule::ExternalAddressNotAllowed,
+            BrokenRule::ExternalAddressNotAllowed,
             format_args!(
                 "the external address {address} is outside the networks that may be served"
             ),
@@ -263,7 +263,7 @@ fn read_ranges(service: &objects::Service, findings: &mut Findings) -> (BTreeSet
         match parse::network(text) {
             Some(range) => drop(ranges.insert(range)),
             None => findings.add(
-                Rule::InvalidSourceRange,
+                BrokenRule::InvalidSourceRange,
                 format_args!("source range {} admits nobody", quoted(text)),
                 "write it like 192.0.2.0/24 or 2001:db8::/64",
             ),
@@ -286,7 +286,7 @@ fn read_ports(service: &objects::Service, findings: &mut Findings) -> Vec<Port> 
         };
         let Ok(number @ 1..) = u16::try_from(port.port) else {
             findings.add(
-                Rule::InvalidPort,
+                BrokenRule::InvalidPort,
                 format_args!("{} is no port", port.port),
                 "use a port from 1 to 65535",
             );
@@ -294,7 +294,7 @@ fn read_ports(service: &objects::Service, findings: &mut Findings) -> Vec<Port> 
         };
         if !names.insert(name) || !numbers.insert((number, protocol)) {
             findings.add(
-                Rule::DuplicatePort,
+                BrokenRule::DuplicatePort,
                 format_args!(
                     "port {number}/{protocol} of name {} is there twice",
                     quoted(name)
@@ -310,7 +310,7 @@ fn read_ports(service: &objects::Service, findings: &mut Findings) -> Vec<Port> 
                 number.is_some_and(|port| node_ports.insert((port, protocol), ()).is_none());
             if !is_free {
                 findings.add(
-                    Rule::InvalidPort,
+                    BrokenRule::InvalidPort,
                     format_args!("nodePort {node_port}/{protocol} is no port, or is there twice"),
                     "use a port of the range of node ports for each port and protocol",
                 );
@@ -339,7 +339,7 @@ fn is_one_of(
         None | Some("") => {}
         Some(text) if text == default => {}
         Some(text) => findings.add(
-            Rule::InvalidPolicy,
+            BrokenRule::InvalidPolicy,
             format_args!(
                 "{field} {} is unknown and counts as {default}",
                 quoted(text)
@@ -357,7 +357,7 @@ fn read_mode(service: &objects::Service, findings: &mut Findings) -> Option<Forw
         "nat" => Some(ForwardMode::Nat),
         other => {
             findings.add(
-                Rule::InvalidAnnotation,
+                BrokenRule::InvalidAnnotation,
                 format_args!("{MODE} {} is no mode, so the default counts", quoted(other)),
                 "use ipip, l2dsr or nat",
             );
@@ -372,7 +372,7 @@ fn read_table_size(service: &objects::Service, findings: &mut Findings) -> Optio
     let class = classes.find(|log2| (1_u32 << log2).to_string() == *text);
     if class.is_none() {
         findings.add(
-            Rule::InvalidAnnotation,
+            BrokenRule::InvalidAnnotation,
             format_args!(
                 "{TABLE_SIZE} {} is no size, so the default counts",
                 quoted(text)
@@ -382,7 +382,7 @@ fn read_table_size(service: &objects::Service, findings: &mut Findings) -> Optio
     }
     if class.is_some_and(|log2| log2 > MOST_ASKED) {
         findings.add(
-            Rule::InvalidAnnotation,
+            BrokenRule::InvalidAnnotation,
             format_args!(
                 "{TABLE_SIZE} {} is more than a Service may ask for, which is {}",
                 quoted(text),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::objects::{self, HEADLESS, ObjectName, SERVICE_NAME, SERVICE_PROXY_NAME, Text};
 use super::parse;
-use super::problem::{Findings, Rule, quoted};
+use super::problem::{BrokenRule, Findings, quoted};
 use super::sorted_vec_map::SortedVecMap;
 use crate::desired::{Protocol, unusable};
 
@@ -33,14 +33,14 @@ pub(super) struct Port {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Endpoint {
     pub(super) address: IpAddr,
-    pub(super) condition: Condition,
+    pub(super) condition: EndpointCondition,
     pub(super) node: Option<Arc<str>>,
     pub(super) hints: Option<Arc<Hints>>,
 }
 
 /// What an endpoint may be used for. Of two duplicates the lesser value is preferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Condition {
+pub(super) enum EndpointCondition {
     /// It gets new connections.
     Ready,
     /// It terminates and still serves: it gets new connections only if no endpoint is ready.
@@ -96,7 +96,7 @@ pub(super) fn service_of(
         }
         _ => {
             findings.add(
-                Rule::NoServiceName,
+                BrokenRule::NoServiceName,
                 format_args!("without the label {SERVICE_NAME} it belongs to no Service"),
                 "label it with the name of its Service",
             );
@@ -117,7 +117,7 @@ pub(super) fn read(
         "FQDN" => return Slice::default(),
         other => {
             findings.add(
-                Rule::InvalidAddress,
+                BrokenRule::InvalidAddress,
                 format_args!("addresses of type {} are not balanced", quoted(other)),
                 "use addressType IPv4 or IPv6",
             );
@@ -158,7 +158,7 @@ fn read_port(
         let name = quoted(port.name.as_deref().unwrap_or("(none)"));
         let number = port.port.map_or("none".to_owned(), |port| port.to_string());
         findings.add(
-            Rule::InvalidPort,
+            BrokenRule::InvalidPort,
             format_args!("port {number} of name {name} is not balanced"),
             "give it a name, which may be empty, and a number from 1 to 65535",
         );
@@ -179,7 +179,7 @@ pub(super) fn protocol(text: Option<&str>, findings: &mut Findings) -> Option<Pr
         Some("SCTP") => Some(Protocol::Sctp),
         Some(other) => {
             findings.add(
-                Rule::InvalidProtocol,
+                BrokenRule::InvalidProtocol,
                 format_args!("protocol {} is not balanced", quoted(other)),
                 "use TCP, UDP or SCTP",
             );
@@ -196,7 +196,7 @@ fn read_address(
     let text = endpoint.addresses.first().map_or("", String::as_str);
     let Some(address) = parse::address(text) else {
         findings.add(
-            Rule::InvalidAddress,
+            BrokenRule::InvalidAddress,
             format_args!("endpoint {} has no address", quoted(text)),
             "give it one IP address",
         );
@@ -204,7 +204,7 @@ fn read_address(
     };
     if let Some(reason) = unusable(address) {
         findings.add(
-            Rule::InvalidAddress,
+            BrokenRule::InvalidAddress,
             format_args!("endpoint {address} gets no traffic: {reason}"),
             "give it an address that packets can be routed to",
         );
@@ -212,7 +212,7 @@ fn read_address(
     }
     if address.is_ipv4() != is_ipv4 {
         findings.add(
-            Rule::OtherFamily,
+            BrokenRule::OtherFamily,
             format_args!(
                 "endpoint {address} gets no traffic: it is not of the slice's addressType"
             ),
@@ -223,15 +223,15 @@ fn read_address(
     Some(address)
 }
 
-fn condition(endpoint: &objects::Endpoint) -> Condition {
+fn condition(endpoint: &objects::Endpoint) -> EndpointCondition {
     let is_serving = endpoint.serving.unwrap_or(true);
     let is_terminating = endpoint.terminating.unwrap_or(false);
     if endpoint.ready.unwrap_or(true) {
-        Condition::Ready
+        EndpointCondition::Ready
     } else if is_serving && is_terminating {
-        Condition::Draining
+        EndpointCondition::Draining
     } else {
-        Condition::Unusable
+        EndpointCondition::Unusable
     }
 }
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use imbl::OrdMap;
 
 use super::objects::{self, ObjectName};
-use super::outcome::{Capture, Outcome, created, outcome};
-use super::problem::{Object, Problem, Rule, more};
+use super::outcome::{AddressOrigin, Outcome, created, outcome};
+use super::problem::{BrokenRule, Object, Problem, more};
 use super::slice::Slices;
 use super::{Changes, Index};
 use crate::desired::{Service, ServiceKey};
@@ -26,7 +26,7 @@ pub(super) struct Entry {
 
 /// One Service's claim to a key. The least claim by `(is_external, created, name)` is served.
 #[derive(Debug)]
-pub(super) struct Contender {
+pub(super) struct ServiceClaim {
     is_external: bool,
     created: i64,
     name: ObjectName,
@@ -84,8 +84,8 @@ impl Index {
         for (key, service) in new.services.iter() {
             let claims = self.claims.entry(*key).or_default();
             claims.reserve_exact(1);
-            claims.push(Contender {
-                is_external: new.captured.get(&key.address) == Some(&Capture::External),
+            claims.push(ServiceClaim {
+                is_external: new.captured.get(&key.address) == Some(&AddressOrigin::External),
                 created,
                 name: name.clone(),
                 service: Arc::clone(service),
@@ -148,10 +148,10 @@ impl Index {
     /// Decides whether an address is virtual, assigned or shared.
     fn capture(&mut self, address: IpAddr) {
         let holders = self.captured.get(&address).map_or(&[][..], Vec::as_slice);
-        let has = |wanted: Capture| holders.iter().any(|(_, how)| *how == wanted);
-        let is_served = has(Capture::Assigned) || has(Capture::External);
+        let has = |wanted: AddressOrigin| holders.iter().any(|(_, how)| *how == wanted);
+        let is_served = has(AddressOrigin::Assigned) || has(AddressOrigin::External);
         let is_vip = is_served && !self.machines.withholds(address);
-        let is_assigned = is_vip && has(Capture::Assigned);
+        let is_assigned = is_vip && has(AddressOrigin::Assigned);
         let state = &mut self.state;
         for (is_member, set) in [
             (is_vip, &mut state.vips),
@@ -235,7 +235,7 @@ where
 }
 
 /// Returns what the owner of a Service calls this key.
-pub(super) fn front_name(key: &ServiceKey) -> String {
+pub(super) fn served_at_name(key: &ServiceKey) -> String {
     if key.address.is_unspecified() {
         format!("node port {}/{}", key.port, key.protocol)
     } else {
@@ -247,10 +247,10 @@ pub(super) fn front_name(key: &ServiceKey) -> String {
 fn conflict(object: &Object, conflicts: &BTreeMap<ServiceKey, ObjectName>) -> Option<Problem> {
     let (key, winner) = conflicts.first_key_value()?;
     let more = more(conflicts.len(), " of this kind");
-    let at = front_name(key);
+    let at = served_at_name(key);
     Some(Problem {
         object: object.clone(),
-        rule: Rule::Conflict,
+        rule: BrokenRule::Conflict,
         text: format!("{at} is served for Service {winner}, which goes first{more}"),
         remedy: "give one of the two another address or port".to_owned(),
         only_here: false,

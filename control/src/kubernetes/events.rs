@@ -15,7 +15,7 @@ use super::request_errors::{Purpose, RequestErrors};
 use super::schema::Service;
 use crate::chain::chain;
 use crate::healthz::{AnnouncedServices, Reports};
-use crate::index::{Object, Problem, Rule};
+use crate::index::{BrokenRule, Object, Problem};
 
 /// Component that the Events name as their source.
 const REPORTER: &str = "guideway-agent";
@@ -82,7 +82,7 @@ async fn tell(client: &Client, node_name: &str, problem: &Problem) -> kube::Resu
             problem.text, problem.remedy
         )),
         action: match problem.rule {
-            Rule::FailedToStartServiceHealthcheck => "Listen",
+            BrokenRule::FailedToStartServiceHealthcheck => "Listen",
             _ => "Serve",
         }
         .to_owned(),

@@ -4,7 +4,7 @@ use super::super::{DEFAULT_SERVICE, HealthCheckNodePorts, Kubernetes, Source, Ta
 use super::values::{self, Refusal, number, refusal, word};
 use super::{Rules, entries, position};
 use crate::desired::ForwardMode;
-use crate::index::{Options, Room};
+use crate::index::{Options, TableEntries};
 
 /// Longest object name (a DNS subdomain), in bytes.
 const MAX_NAME: usize = 253;
@@ -52,7 +52,7 @@ impl Rules {
         });
         let ports = &section.health_check_node_port;
         let ports = self.read(&at("health_check_node_port"), ports, ports_mode);
-        let room = Room {
+        let room = TableEntries {
             slots: tables.lut_slots.into(),
             services: tables.services.into(),
             backends: tables.backends.into(),

@@ -7,7 +7,7 @@ use crate::controller::address_range::Family;
 use crate::controller::convert::{self, Classes};
 use crate::controller::deletion::FINALIZER;
 use crate::controller::object_cache::Event;
-use crate::index::{Object, Rule};
+use crate::index::{BrokenRule, Object};
 use crate::kubernetes::schema::{self, name as name_of};
 
 const NOW: &str = "2026-11-21T12:00:00Z";
@@ -331,14 +331,14 @@ fn a_service_that_requires_both_families_gets_no_half_from_a_pool_that_can_be_wr
 fn what_is_wrong_with_a_service_is_told_once() {
     let mut cluster = cluster();
     let (name, mut seen) = service("web", 1);
-    let problem = |name: &ObjectName, rule: Rule| Problem {
+    let problem = |name: &ObjectName, rule: BrokenRule| Problem {
         object: Object::Service(name.clone()),
         rule,
         text: "x is no mode".to_owned(),
         remedy: "use another".to_owned(),
         only_here: false,
     };
-    seen.problems = vec![problem(&name, Rule::InvalidAnnotation)];
+    seen.problems = vec![problem(&name, BrokenRule::InvalidAnnotation)];
     cluster.services.put(name.clone(), seen.clone());
     let plan = cluster.plan(NOW);
     let expected = PendingEvent {
@@ -350,7 +350,7 @@ fn what_is_wrong_with_a_service_is_told_once() {
     assert_eq!(cluster.plan(NOW).events, []);
 
     // Another problem is news, and one that comes back.
-    let both = [Rule::InvalidAnnotation, Rule::InvalidPolicy];
+    let both = [BrokenRule::InvalidAnnotation, BrokenRule::InvalidPolicy];
     seen.problems = both.map(|rule| problem(&name, rule)).into();
     cluster.services.put(name.clone(), seen.clone());
     assert_eq!(reasons(&mut cluster), ["InvalidPolicy"]);
@@ -358,7 +358,7 @@ fn what_is_wrong_with_a_service_is_told_once() {
     cluster.services.put(name.clone(), seen.clone());
     assert_eq!(reasons(&mut cluster), [""; 0]);
     seen.problems
-        .insert(0, problem(&name, Rule::InvalidAnnotation));
+        .insert(0, problem(&name, BrokenRule::InvalidAnnotation));
     cluster.services.put(name.clone(), seen.clone());
     assert_eq!(reasons(&mut cluster), ["InvalidAnnotation"]);
 
@@ -372,7 +372,7 @@ fn what_is_wrong_with_a_service_is_told_once() {
     // Many are told bit by bit.
     for number in 0..MOST_EVENTS * 2 {
         let (name, mut seen) = service(&format!("web{number}"), 1);
-        seen.problems = vec![problem(&name, Rule::InvalidPort)];
+        seen.problems = vec![problem(&name, BrokenRule::InvalidPort)];
         cluster.services.put(name, seen);
     }
     for has_more in [true, false] {

@@ -18,7 +18,7 @@ use crate::desired::{ForwardMode, Protocol, ServiceKey, TrafficPolicy, unusable}
 use crate::index::objects::{
     HEADLESS, MODE, ObjectName, SERVICE_NAME, SERVICE_PROXY_NAME, TABLE_SIZE, ZONE,
 };
-use crate::index::{GuidewayMachines, Index, Object, Options, Reserved, Rule, State};
+use crate::index::{BrokenRule, GuidewayMachines, Index, Object, Options, Reserved, State};
 use crate::kubernetes::schema;
 
 const API_SERVER: &str = "192.0.2.6:6443";
@@ -309,8 +309,8 @@ impl Last {
                 .get(&object)
                 .map_or(&[][..], |problems| problems);
             for (rule, is_expected) in [
-                (Rule::InvalidPort, only_port),
-                (Rule::InvalidProtocol, only_protocol),
+                (BrokenRule::InvalidPort, only_port),
+                (BrokenRule::InvalidProtocol, only_protocol),
             ] {
                 let is_told = problems.iter().any(|problem| problem.rule == rule);
                 assert!(

@@ -12,7 +12,7 @@ use xdp_prog::abi::map;
 
 use crate::chain::chain;
 use crate::desired::Services;
-use crate::index::Room;
+use crate::index::TableEntries;
 use crate::target_state::service_at;
 
 /// Age of a service: creation time, then name; then address and port within one service. Lesser is older.
@@ -28,7 +28,7 @@ pub(super) fn age<'a>(services: &'a Services, key: &ServiceKey) -> Age<'a> {
 
 /// Services that were refused for lack of room.
 #[derive(Debug, Default)]
-pub(super) struct Refused {
+pub(super) struct RefusedServices {
     known: BTreeMap<ServiceKey, Refusal>,
     /// Services that did not fit in the current attempt.
     crowded: Vec<(ServiceKey, TableError)>,
@@ -43,7 +43,7 @@ struct Refusal {
     is_arena: bool,
 }
 
-impl Refused {
+impl RefusedServices {
     /// Returns why a service was refused, if nothing was freed since that may help it.
     pub(super) fn reason(
         &self,
@@ -99,8 +99,8 @@ impl Refused {
 }
 
 /// Returns how many entries an installed service takes.
-pub(super) fn taken_by(service: &InstalledService) -> Room {
-    Room {
+pub(super) fn taken_by(service: &InstalledService) -> TableEntries {
+    TableEntries {
         slots: service.slots(),
         services: 1,
         backends: service.backends() as u64,
@@ -112,7 +112,7 @@ pub(super) fn taken_by(service: &InstalledService) -> Room {
 /// Returns how many of the youngest services (the last of `installed`) must go to make room for an older one.
 /// Returns 0 if removing all younger ones would not suffice.
 pub(super) fn to_make_room(
-    installed: &[(Age<'_>, Room)],
+    installed: &[(Age<'_>, TableEntries)],
     own: &Age<'_>,
     spec: &ServiceSpec,
     error: &TableError,
@@ -132,7 +132,7 @@ pub(super) fn to_make_room(
 }
 
 /// Selects the number of entries in one table.
-type Part = fn(&Room) -> u64;
+type Part = fn(&TableEntries) -> u64;
 
 /// Returns how many entries a service lacks in the full table, at least 1; `None` if removing services would
 /// not help.
@@ -140,7 +140,7 @@ type Part = fn(&Room) -> u64;
 /// Two numbers are known only when the service is tried again: which backends are pods of this machine, and
 /// which entries exist already. They count as one and none, so a second round may be needed.
 fn lacking(
-    installed: &[(Age<'_>, Room)],
+    installed: &[(Age<'_>, TableEntries)],
     spec: &ServiceSpec,
     error: &TableError,
 ) -> Option<(u64, Part)> {
@@ -193,9 +193,9 @@ mod tests {
     fn only_younger_services_make_room_and_only_if_that_suffices() {
         let key: ServiceKey = KEY.parse().unwrap();
         let own: Age<'_> = (5, "b", key);
-        let slots = |slots| Room {
+        let slots = |slots| TableEntries {
             slots,
-            ..Room::default()
+            ..TableEntries::default()
         };
         let spec = ServiceSpec::default();
         let error = full(true).unwrap_err();
@@ -242,11 +242,11 @@ mod tests {
             backends: vec![BackendSpec::node(key.address, 1); 3],
             ..ServiceSpec::default()
         };
-        let takes = |slots, backends| Room {
+        let takes = |slots, backends| TableEntries {
             slots,
             services: 1,
             backends,
-            ..Room::default()
+            ..TableEntries::default()
         };
         // Of seven backends, three are wanted.
         let error = full(false).unwrap_err();
@@ -285,7 +285,7 @@ mod tests {
             (false, 3, 5, true),
             (false, 3, 6, false),
         ] {
-            let mut refused = Refused::default();
+            let mut refused = RefusedServices::default();
             let before = Freed {
                 runs: 3,
                 entries: 5,

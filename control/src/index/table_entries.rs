@@ -1,4 +1,4 @@
-//! Room in the tables: how many entries of each a Service takes or may take.
+//! How many entries of each table a Service takes or may take.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use xdp_prog::abi::size;
 
 /// Number of entries in each table that Services share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Room {
+pub struct TableEntries {
     /// Slots of all lookup tables, which share one arena.
     pub slots: u64,
     /// Services: address, port and protocol.
@@ -19,7 +19,7 @@ pub struct Room {
     pub source_ranges: u64,
 }
 
-impl Room {
+impl TableEntries {
     /// The size of the tables unless configured.
     pub const DEFAULT: Self = Self {
         slots: size::LUT_SLOTS as u64,
@@ -86,7 +86,7 @@ impl Room {
     }
 }
 
-impl fmt::Display for Room {
+impl fmt::Display for TableEntries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (what, places)) in self.parts().into_iter().enumerate() {
             let before = if index == 0 { "" } else { ", " };

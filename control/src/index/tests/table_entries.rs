@@ -2,19 +2,19 @@
 
 use super::words::*;
 use crate::index::objects::{ObjectName, Service, TABLE_SIZE};
-use crate::index::{Object, Options, Room};
+use crate::index::{Object, Options, TableEntries};
 
 const PODS: &[&str] = &["10.244.1.1@node-1", "10.244.2.1@node-2"];
 
 /// Room for so many slots, and for enough of all else.
-fn slots(slots: u64) -> Room {
-    Room {
+fn slots(slots: u64) -> TableEntries {
+    TableEntries {
         slots,
-        ..Room::DEFAULT
+        ..TableEntries::DEFAULT
     }
 }
 
-fn cluster_of(service_room: Room, namespace_room: Option<Room>) -> Cluster {
+fn cluster_of(service_room: TableEntries, namespace_room: Option<TableEntries>) -> Cluster {
     cluster_with(Options {
         node_name: Some("node-1".to_owned()),
         service_room,
@@ -124,14 +124,22 @@ fn one_service_has_its_share_of_every_table() {
         service = service.port(port, number, "TCP");
         slice = slice.port(port, 8080, "TCP");
     }
-    let all = Room::DEFAULT;
+    let all = TableEntries::DEFAULT;
     for (room, ports, what) in [
         (all, 4, None),
-        (Room { services: 3, ..all }, 3, Some("addresses with ports")),
-        (Room { backends: 7, ..all }, 3, Some("backends")),
-        (Room { pods: 2, ..all }, 2, Some("pods of this machine")),
         (
-            Room {
+            TableEntries { services: 3, ..all },
+            3,
+            Some("addresses with ports"),
+        ),
+        (TableEntries { backends: 7, ..all }, 3, Some("backends")),
+        (
+            TableEntries { pods: 2, ..all },
+            2,
+            Some("pods of this machine"),
+        ),
+        (
+            TableEntries {
                 source_ranges: 1,
                 ..all
             },
@@ -184,9 +192,9 @@ fn ports_by_endpoints_of_a_service_are_work_and_memory_with_a_bound() {
         service = service.port(&name, number, "TCP");
         slice = slice.port(&name, number, "TCP");
     }
-    let room = Room {
+    let room = TableEntries {
         backends: 10_000,
-        ..Room::DEFAULT
+        ..TableEntries::DEFAULT
     };
     let mut cluster = cluster_of(room, None);
     cluster.service(service).slice(slice);

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::words::*;
 use crate::desired::ForwardMode;
 use crate::index::objects::{Ingress, MODE, ObjectName, Service, TABLE_SIZE};
-use crate::index::{Object, Options, Reserved, Rule};
+use crate::index::{BrokenRule, Object, Options, Reserved};
 
 const PODS: &[&str] = &["10.244.1.1@node-1", "10.244.2.1@node-2"];
 
@@ -368,7 +368,7 @@ fn address_of_an_interface_that_no_node_has_is_for_this_machine_to_tell() {
         let web = Object::Service(ObjectName::new("default", "web"));
         let problems = cluster.state().problems[&web].iter();
         let told = problems.map(|problem| {
-            assert_eq!(problem.rule, Rule::AddressIsNode);
+            assert_eq!(problem.rule, BrokenRule::AddressIsNode);
             let (text, _) = problem.text.split_once(':').unwrap();
             (problem.only_here, text.to_owned())
         });

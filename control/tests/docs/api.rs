@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use control::api::{Backend, Reason, Service, Status, Trace, Untrusted, Which};
+use control::api::{Backend, Flows, Reason, Service, Status, Trace, Untrusted, Which};
 use serde_json::{Value, json};
 
 use super::page::read;
@@ -20,6 +20,7 @@ fn page_has_exactly_the_fields_of_each_document() {
         ("status", json!(Status::default())),
         ("services", json!(Service::default())),
         ("backends", json!(Backend::default())),
+        ("flows", json!(Flows::default())),
         ("drops", json!(reason)),
         ("which", json!(Which::default())),
         ("trace", json!(Trace::default())),

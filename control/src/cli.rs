@@ -391,7 +391,7 @@ Filter: all of these that are given must hold
   service VIP:PORT/PROTO     the same as host, port and protocol of a service
   forward, pass, drop, reply, to_client
                              what became of it; one of them if several are given
-  reason NAME                why, as `guideway drops` names it; likewise
+  reason NAME                why, as `guideway drops` names it, but none of `fail`; likewise
 It looks into IP-in-IP and at the packet that an ICMP error quotes.
 
 Examples:

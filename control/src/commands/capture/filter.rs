@@ -131,7 +131,7 @@ impl Words {
                 is_known = true;
             }
         }
-        let takes = "a name as `guideway drops --all` lists them";
+        let takes = "a name as `guideway drops --all` lists them, but none of `fail`";
         is_known.then_some(()).ok_or_else(|| FilterError::Value {
             word: "reason",
             takes,

@@ -52,7 +52,7 @@ use self::{
 };
 pub use self::{
     cluster::Cluster,
-    report::{Figure, Report, Sheet},
+    report::{Figure, Report, ScenarioFigures},
     source::Source,
 };
 use crate::{
@@ -195,10 +195,10 @@ pub fn run(options: &Options, progress: &(dyn Fn(&str) + Sync)) -> Result<Report
     host::preflight()?;
     let mut report = Report::new(Facts::collect());
     for scenario in &options.scenarios {
-        let mut sheet = Sheet::new(scenario);
-        let outcome = measure(options, scenario, &mut sheet, progress);
-        outcome.with_context(|| format!("measuring {}", sheet.title()))?;
-        report.add(sheet);
+        let mut results = ScenarioFigures::new(scenario);
+        let outcome = measure(options, scenario, &mut results, progress);
+        outcome.with_context(|| format!("measuring {}", results.title()))?;
+        report.add(results);
     }
     Ok(report)
 }
@@ -206,10 +206,10 @@ pub fn run(options: &Options, progress: &(dyn Fn(&str) + Sync)) -> Result<Report
 fn measure(
     options: &Options,
     scenario: &Scenario,
-    sheet: &mut Sheet,
+    results: &mut ScenarioFigures,
     progress: &(dyn Fn(&str) + Sync),
 ) -> Result<()> {
-    let title = sheet.title();
+    let title = results.title();
     let say = |what: &str| progress(&format!("{title}: {what}"));
     let cluster = &scenario.cluster;
     say("filling");
@@ -220,7 +220,7 @@ fn measure(
 
     say("cold start");
     let mut agent = Agent::start(&options.guideway, &wire.edge, cluster)?;
-    let outcome = measure_agent(scenario, &mut agent, &server, &mut prober, sheet, &say);
+    let outcome = measure_agent(scenario, &mut agent, &server, &mut prober, results, &say);
     outcome.with_context(|| format!("the end of the agent's log:\n{}", agent.end_of_log()))?;
     agent.stop()
 }
@@ -230,18 +230,18 @@ fn measure_agent(
     agent: &mut Agent<'_>,
     server: &Server,
     prober: &mut Prober,
-    sheet: &mut Sheet,
+    results: &mut ScenarioFigures,
     say: &dyn Fn(&str),
 ) -> Result<()> {
     let cluster = &scenario.cluster;
     let start = agent.wait_until_full(cluster.services)?;
-    sheet.add(
+    results.add(
         "lists complete to full tables",
         "s",
         once(start.tables.as_secs_f64()),
         Some(MOST_START_SECONDS),
     );
-    sheet.add(
+    results.add(
         "start of the program to full tables",
         "s",
         once(start.total.as_secs_f64()),
@@ -281,7 +281,7 @@ fn measure_agent(
                     quantile,
                 )
             });
-            sheet.add(what, "ms", estimate, bound);
+            results.add(what, "ms", estimate, bound);
         }
     }
     if let Some((rate, duration)) = scenario.storm {
@@ -292,14 +292,14 @@ fn measure_agent(
         let last = &lags[lags.len() * 2 / 3..];
         let latest = last.iter().copied().reduce(f64::max);
         let latest = latest.context("no change was measured in the storm")?;
-        sheet.add(
+        results.add(
             "storm: latest of the last third",
             "s",
             once(latest),
             Some(MOST_STORM_SECONDS),
         );
-        sheet.add("storm: CPU, % of one core", "%", once(busy * 100.0), None);
-        sheet.add(
+        results.add("storm: CPU, % of one core", "%", once(busy * 100.0), None);
+        results.add(
             "storm: changes not written in its time",
             "%",
             once(unwritten * 100.0),
@@ -314,7 +314,7 @@ fn measure_agent(
     let before = agent.cpu_time()?;
     thread::sleep(scenario.idle);
     let idle = (agent.cpu_time()? - before).as_secs_f64() / scenario.idle.as_secs_f64();
-    sheet.add(
+    results.add(
         "CPU when nothing changes, % of one core",
         "%",
         once(idle * 100.0),
@@ -328,7 +328,7 @@ fn measure_agent(
         let busy = (agent.cpu_time()? - before).as_secs_f64();
         let own = busy - idle * begun.elapsed().as_secs_f64();
         let each = own / f64::from(written.max(1)) * 1e6;
-        sheet.add(
+        results.add(
             "one heartbeat of a Node, CPU",
             "us",
             once(each),
@@ -341,13 +341,13 @@ fn measure_agent(
     let bound = ENDPOINT_BYTES * endpoints
         + SERVICE_BYTES * f64::from(cluster.services)
         + agent.lookup_table_bytes()?;
-    sheet.add(
+    results.add(
         "memory, resident",
         "MiB",
         once(memory.resident as f64 / MIB),
         is_typical.then_some(bound / MIB),
     );
-    sheet.add("memory, peak", "MiB", once(memory.peak as f64 / MIB), None);
+    results.add("memory, peak", "MiB", once(memory.peak as f64 / MIB), None);
     Ok(())
 }
 

@@ -29,11 +29,11 @@ fn tables_follow_a_cluster_of_500_services_with_20_endpoints() {
     };
     // Each packet that does not follow the cluster is an error.
     let report = control::run(&options, &|_| {}).expect("the agent follows the cluster");
-    let [sheet] = report.sheets.as_slice() else {
-        panic!("one scenario gives one sheet: {report}");
+    let [results] = report.scenarios.as_slice() else {
+        panic!("one scenario gives one set of results: {report}");
     };
     let value = |name: &str| {
-        let figure = sheet
+        let figure = results
             .figures
             .iter()
             .find(|figure| figure.name.starts_with(name));

@@ -17,7 +17,7 @@ use anyhow::Result;
 use fastpath::facts::{self, InterfaceError};
 use fastpath::pins::Pins;
 
-use self::finding::{Finding, Judge, Verdict, page};
+use self::finding::{Finding, Severity, SubjectReport, page};
 use crate::config::{self, Config, ConfigError, DEFAULT_PIN_DIR, host};
 use crate::desired::{AttachMode, Desired, Role};
 use crate::target_state::{Machine, TargetState};
@@ -35,8 +35,8 @@ pub fn check(options: &cli::Check) -> Result<ExitCode> {
     } else {
         page(&findings)
     })?;
-    let mut verdicts = findings.iter().map(|finding| finding.verdict);
-    Ok(if verdicts.any(|verdict| verdict == Verdict::Fail) {
+    let mut verdicts = findings.iter().map(|finding| finding.severity);
+    Ok(if verdicts.any(|severity| severity == Severity::Fail) {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS
@@ -46,28 +46,28 @@ pub fn check(options: &cli::Check) -> Result<ExitCode> {
 /// Returns the warning about NAT mode if the kernel masquerades with the addresses `shared` that NAT mode uses
 /// too; `None` if `masquerades` is false or no address is shared.
 pub fn masquerade_warning(shared: &BTreeSet<IpAddr>, masquerades: bool) -> Option<String> {
-    let mut judge = Judge::of("kernel");
-    kernel::masquerade(&mut judge, shared, Some(masquerades));
-    let finding = judge.findings.pop()?;
-    (finding.verdict != Verdict::Ok).then(|| format!("{}: {}", finding.detail, finding.remedy))
+    let mut report = SubjectReport::of("kernel");
+    kernel::masquerade(&mut report, shared, Some(masquerades));
+    let finding = report.findings.pop()?;
+    (finding.severity != Severity::Ok).then(|| format!("{}: {}", finding.detail, finding.remedy))
 }
 
 fn findings(options: &cli::Check) -> Vec<Finding> {
     let mut findings = Vec::new();
     let config = options.config.as_deref();
     let config = config.and_then(|path| {
-        let mut judge = Judge::of("config");
-        let config = load(path, &mut judge);
-        findings.extend(judge.findings);
+        let mut report = SubjectReport::of("config");
+        let config = load(path, &mut report);
+        findings.extend(report.findings);
         config
     });
     let pin_dir = config.as_ref().map(|config| config.pin_dir.clone());
     let pin_dir = pin_dir.unwrap_or_else(|| PathBuf::from(DEFAULT_PIN_DIR));
-    let mut kernel = Judge::of("kernel");
+    let mut kernel = SubjectReport::of("kernel");
     kernel::kernel(&mut kernel, &facts::kernel());
     findings.extend(kernel.findings);
     findings.extend(kernel::process(&facts::process()).findings);
-    let mut kernel = Judge::of("kernel");
+    let mut kernel = SubjectReport::of("kernel");
     kernel::bpffs(&mut kernel, &pin_dir, facts::bpffs(&pin_dir));
     for v4 in [true, false] {
         kernel::neighbours(&mut kernel, v4, facts::neighbour_table(v4));
@@ -104,37 +104,37 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
         config.is_some_and(|config| config.desired.interfaces.contains_key(name))
     };
     for (name, mode) in interfaces(options, config.as_ref()) {
-        let mut judge = match facts::interface(&name) {
+        let mut report = match facts::interface(&name) {
             Ok(interface) => {
-                let judge = interface::interface(&interface, mode, ours.contains(&name), cpus);
+                let report = interface::interface(&interface, mode, ours.contains(&name), cpus);
                 used.push((interface, mode));
-                judge
+                report
             }
             // The finding about the file reports this interface.
             Err(InterfaceError::NotFound { .. }) if is_configured(&name) => continue,
             Err(error) => {
-                let mut judge = Judge::of(&name);
-                judge.fail(
+                let mut report = SubjectReport::of(&name);
+                report.fail(
                     "interface",
                     error.to_string(),
                     "use a name that `ip link` shows",
                 );
-                findings.append(&mut judge.findings);
+                findings.append(&mut report.findings);
                 continue;
             }
         };
         if node {
-            interface::egress(&mut judge, facts::egress(&name));
+            interface::egress(&mut report, facts::egress(&name));
             if let Some(filter) = facts::reverse_path_filter(&name) {
-                interface::reverse_path_filter(&mut judge, &name, filter);
+                interface::reverse_path_filter(&mut report, &name, filter);
             }
         }
-        findings.append(&mut judge.findings);
+        findings.append(&mut report.findings);
     }
     // Without a choice these are all interfaces, and nothing says which of them will be used.
     if config.is_some() || !options.interface.is_empty() {
         let judges = interface::redirect_targets(&used, &ours);
-        findings.extend(judges.into_iter().flat_map(|judge| judge.findings));
+        findings.extend(judges.into_iter().flat_map(|report| report.findings));
     }
     findings
 }
@@ -151,11 +151,11 @@ fn node_ports(config: &Config) -> BTreeSet<u16> {
 
 /// Reads a configuration and reports every problem in it. If only this machine does not fit it, it is returned
 /// all the same.
-fn load(path: &Path, judge: &mut Judge) -> Option<Config> {
+fn load(path: &Path, report: &mut SubjectReport) -> Option<Config> {
     let config = match config::load(path, config::Source::AsWritten) {
         Ok(config) => config,
         Err(error) => {
-            refuse(error, judge);
+            refuse(error, report);
             return None;
         }
     };
@@ -173,25 +173,25 @@ fn load(path: &Path, judge: &mut Judge) -> Option<Config> {
                 vips.len(),
                 interfaces.len()
             );
-            judge.ok("file", format!("{}: {counts}", path.display()));
+            report.ok("file", format!("{}: {counts}", path.display()));
         }
-        Err(misfits) => refuse(misfits, judge),
+        Err(misfits) => refuse(misfits, report),
     }
     Some(config)
 }
 
 /// Reports each reason why a file is invalid.
-fn refuse(error: ConfigError, judge: &mut Judge) {
+fn refuse(error: ConfigError, report: &mut SubjectReport) {
     match error {
         ConfigError::Invalid { path, problems } => {
             for problem in problems {
                 let at = problem.position.map(|at| format!(":{at}"));
                 let at = at.unwrap_or_default();
                 let detail = format!("{}{at}: {}", path.display(), problem.without_remedy());
-                judge.fail("file", detail, problem.remedy);
+                report.fail("file", detail, problem.remedy);
             }
         }
-        error @ ConfigError::Read { .. } => judge.fail(
+        error @ ConfigError::Read { .. } => report.fail(
             "file",
             format!("{:#}", anyhow::Error::from(error)),
             "name an existing file that this user may read",
@@ -264,8 +264,8 @@ mod tests {
         let absent = findings
             .iter()
             .filter(|finding| finding.detail.contains("nosuch0"));
-        let verdicts: Vec<Verdict> = absent.map(|finding| finding.verdict).collect();
-        assert_eq!(verdicts, [Verdict::Fail]);
+        let verdicts: Vec<Severity> = absent.map(|finding| finding.severity).collect();
+        assert_eq!(verdicts, [Severity::Fail]);
     }
 
     #[test]
@@ -273,14 +273,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("edge.yaml");
         std::fs::write(&path, "interfaces: []\nhash_seed: x\n").unwrap();
-        let mut judge = Judge::of("config");
-        assert!(load(&path, &mut judge).is_none());
-        let findings = judge.findings;
+        let mut report = SubjectReport::of("config");
+        assert!(load(&path, &mut report).is_none());
+        let findings = report.findings;
         assert_eq!(findings.len(), 2, "{findings:?}");
         assert!(
             findings
                 .iter()
-                .all(|finding| finding.verdict == Verdict::Fail && !finding.remedy.is_empty())
+                .all(|finding| finding.severity == Severity::Fail && !finding.remedy.is_empty())
         );
     }
 }

@@ -65,7 +65,7 @@ pub fn show_rows<R: Counted>(
     };
     let arrange = |rows: &mut Vec<R>| {
         if let Some(by) = options.sort {
-            sample::sort(rows, by);
+            sample::sort_rows(rows, by);
         }
     };
     let page = |rows: &Vec<R>| page(rows, columns);

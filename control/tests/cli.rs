@@ -248,7 +248,7 @@ fn check_ends_with_1_when_something_fails() {
     assert!(
         findings
             .iter()
-            .any(|finding| finding["subject"] == "nonexistent0" && finding["verdict"] == "FAIL"),
+            .any(|finding| finding["subject"] == "nonexistent0" && finding["severity"] == "FAIL"),
         "{findings:?}"
     );
 }

@@ -32,7 +32,7 @@ use std::{
     time::Duration,
 };
 
-pub use fake::{FakeApiServer, Fault, Mishap, Verb};
+pub use fake::{FakeApiServer, Fault, OneTimeFault, Verb};
 pub use objects::node;
 pub use parts::ProxyMode;
 pub use programs::program;

@@ -6,7 +6,7 @@ use std::{
 };
 
 /// How late the kernel may report waiting time: it adds it up every 2 s (`PSI_FREQ` in `kernel/sched/psi.c`).
-const TOLD_WITHIN: Duration = Duration::from_millis(2_100);
+const REPORTED_WITHIN: Duration = Duration::from_millis(2_100);
 /// Unit of `/proc/stat`: `USER_HZ`, which is 100 on all architectures that current kernels support.
 const TICK: Duration = Duration::from_millis(10);
 
@@ -14,14 +14,14 @@ const TICK: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct Stopwatch {
     started: Instant,
-    withheld: Duration,
+    cpu_wait_time: Duration,
 }
 
 impl Stopwatch {
     /// Starts a stopwatch.
     pub fn start() -> Self {
         Self {
-            withheld: withheld(),
+            cpu_wait_time: cpu_wait_time(),
             started: Instant::now(),
         }
     }
@@ -40,14 +40,14 @@ impl Stopwatch {
 
     /// Returns for how long any task waited for a CPU since the start. The result is never too short.
     pub fn waited(&self) -> Duration {
-        thread::sleep(TOLD_WITHIN);
-        withheld().saturating_sub(self.withheld)
+        thread::sleep(REPORTED_WITHIN);
+        cpu_wait_time().saturating_sub(self.cpu_wait_time)
     }
 }
 
 /// Returns the total time, since boot, in which tasks waited for a CPU, and virtual CPUs for their host. Zero
 /// if the kernel does not report it.
-fn withheld() -> Duration {
+fn cpu_wait_time() -> Duration {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let waited = waited(&read("/proc/pressure/cpu")).unwrap_or_default();
     waited + stolen(&read("/proc/stat")).unwrap_or_default()
@@ -86,15 +86,15 @@ mod tests {
 
     #[test]
     fn time_that_nobody_withheld_counts() {
-        let long_ago = |withheld| Stopwatch {
+        let long_ago = |cpu_wait_time| Stopwatch {
             started: Instant::now() - Duration::from_secs(10),
-            withheld,
+            cpu_wait_time,
         };
         assert!(long_ago(Duration::ZERO).is_within(Duration::from_secs(11)));
-        // More than there is by now, so that nothing was withheld since.
-        let all_counts = long_ago(withheld() + Duration::from_secs(3600));
+        // More than there is by now, so that nobody has waited since.
+        let all_counts = long_ago(cpu_wait_time() + Duration::from_secs(3600));
         assert!(!all_counts.is_within(Duration::from_secs(9)));
-        // However much was withheld.
+        // However long tasks have waited.
         assert!(!long_ago(Duration::ZERO).is_within(Duration::from_secs(4)));
     }
 }

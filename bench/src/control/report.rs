@@ -55,14 +55,14 @@ pub(super) const fn once(value: f64) -> Estimate {
 
 /// The figures of one scenario.
 #[derive(Clone, Debug)]
-pub struct Sheet {
+pub struct ScenarioFigures {
     /// The scenario.
     pub scenario: Scenario,
     /// Its figures, in the order of measurement.
     pub figures: Vec<Figure>,
 }
 
-impl Sheet {
+impl ScenarioFigures {
     pub(super) const fn new(scenario: &Scenario) -> Self {
         Self {
             scenario: *scenario,
@@ -105,34 +105,34 @@ pub struct Report {
     /// The machine.
     pub host: Facts,
     /// The scenarios.
-    pub sheets: Vec<Sheet>,
+    pub scenarios: Vec<ScenarioFigures>,
 }
 
 impl Report {
     pub(super) const fn new(host: Facts) -> Self {
         Self {
             host,
-            sheets: Vec::new(),
+            scenarios: Vec::new(),
         }
     }
 
-    pub(super) fn add(&mut self, sheet: Sheet) {
-        self.sheets.push(sheet);
+    pub(super) fn add(&mut self, results: ScenarioFigures) {
+        self.scenarios.push(results);
     }
 
     /// Returns the worst outcome.
     pub fn outcome(&self) -> Outcome {
-        let figures = self.sheets.iter().flat_map(|sheet| &sheet.figures);
+        let figures = self.scenarios.iter().flat_map(|results| &results.figures);
         let outcomes = figures.filter_map(Figure::outcome);
         outcomes.max().unwrap_or(Outcome::Holds)
     }
 
     /// Returns each figure as a flat JSON object.
     pub fn to_json(&self) -> Vec<Value> {
-        let row = |sheet: &Sheet, figure: &Figure| {
+        let row = |results: &ScenarioFigures, figure: &Figure| {
             let Scenario {
                 source, cluster, ..
-            } = &sheet.scenario;
+            } = &results.scenario;
             json!({
                 "source": source,
                 "services": cluster.services,
@@ -147,9 +147,14 @@ impl Report {
                 "host": self.host,
             })
         };
-        let sheets = self.sheets.iter();
-        sheets
-            .flat_map(|sheet| sheet.figures.iter().map(move |figure| row(sheet, figure)))
+        let scenarios = self.scenarios.iter();
+        scenarios
+            .flat_map(|results| {
+                results
+                    .figures
+                    .iter()
+                    .map(move |figure| row(results, figure))
+            })
             .collect()
     }
 }
@@ -160,14 +165,14 @@ impl fmt::Display for Report {
         let Facts { kernel, cpu, date } = &self.host;
         writeln!(f, "Linux {kernel}, {cpu}, {date}")?;
         writeln!(f, "[ ] holds the true value with 95 % confidence")?;
-        for sheet in &self.sheets {
+        for results in &self.scenarios {
             writeln!(
                 f,
                 "\n{}, {} nodes",
-                sheet.title(),
-                sheet.scenario.cluster.nodes
+                results.title(),
+                results.scenario.cluster.nodes
             )?;
-            for figure in &sheet.figures {
+            for figure in &results.figures {
                 write_figure(f, figure)?;
             }
         }
@@ -201,21 +206,21 @@ mod tests {
     use super::*;
 
     fn report(value: Estimate) -> Report {
-        let mut sheet = Sheet::new(&Scenario::ALL[0]);
-        sheet.add(
+        let mut results = ScenarioFigures::new(&Scenario::ALL[0]);
+        results.add(
             "one change to its first packet, p99",
             "ms",
             value,
             Some(10.0),
         );
-        sheet.add("memory, peak", "MiB", once(12_345.0), None);
+        results.add("memory, peak", "MiB", once(12_345.0), None);
         Report {
             host: Facts {
                 kernel: "6.18.0".to_owned(),
                 cpu: "Some CPU".to_owned(),
                 date: "2026-11-21".to_owned(),
             },
-            sheets: vec![sheet],
+            scenarios: vec![results],
         }
     }
 

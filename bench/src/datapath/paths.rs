@@ -26,7 +26,7 @@ use xdp_prog::{
 use super::{
     System,
     frames::{self, Family, PORT, Protocol},
-    tables::{self, Known, TARGET_PORT},
+    tables::{self, CaseAddresses, TARGET_PORT},
 };
 
 /// The fields that differ from flow to flow.
@@ -42,7 +42,7 @@ enum Varying {
 
 /// Returns the frames of a system that is not on the plain path.
 pub(super) fn pattern(system: System, family: Family, protocol: Protocol) -> Option<Pattern> {
-    let Known {
+    let CaseAddresses {
         client: client_address,
         edge,
         here,
@@ -50,7 +50,7 @@ pub(super) fn pattern(system: System, family: Family, protocol: Protocol) -> Opt
         backend,
         stranger,
         ..
-    } = tables::known(family);
+    } = tables::addresses(family);
     let (_, port) = client(0);
     let from_client = |to| ((client_address, port), to, Varying::Source);
     let to_client = |from| (from, (client_address, port), Varying::Destination);

@@ -53,7 +53,7 @@ pub(super) const TARGET_PORT: u16 = 8080;
 pub(super) const KNOWN_FLOWS: u32 = 10_000;
 
 /// The addresses of one family.
-pub(super) struct Known {
+pub(super) struct CaseAddresses {
     pub(super) vip: IpAddr,
     /// The client of the first flow.
     pub(super) client: IpAddr,
@@ -68,9 +68,9 @@ pub(super) struct Known {
     pub(super) stranger: IpAddr,
 }
 
-pub(super) fn known(family: Family) -> Known {
+pub(super) fn addresses(family: Family) -> CaseAddresses {
     match family {
-        Family::V4 => Known {
+        Family::V4 => CaseAddresses {
             vip: frames::VIP_V4.into(),
             client: frames::CLIENT_V4.into(),
             edge: frames::node(family, EDGES - 1),
@@ -79,7 +79,7 @@ pub(super) fn known(family: Family) -> Known {
             backend: Ipv4Addr::new(172, 17, 0, 0).into(),
             stranger: Ipv4Addr::new(203, 0, 113, 1).into(),
         },
-        Family::V6 => Known {
+        Family::V6 => CaseAddresses {
             vip: frames::VIP_V6.into(),
             client: frames::CLIENT_V6.into(),
             edge: frames::node(family, EDGES - 1),
@@ -93,7 +93,7 @@ pub(super) fn known(family: Family) -> Known {
 
 /// Returns the service of a system's packets; if there are several, the first.
 pub(super) fn service(system: System, family: Family, protocol: Protocol) -> Option<ServiceKey> {
-    let Known { vip, here, .. } = known(family);
+    let CaseAddresses { vip, here, .. } = addresses(family);
     let (address, port) = match system {
         System::Guideway => (vip, PORT),
         System::Node => (vip, 81),
@@ -115,9 +115,9 @@ pub(super) fn service(system: System, family: Family, protocol: Protocol) -> Opt
 }
 
 fn spec(system: System, family: Family) -> ServiceSpec {
-    let Known {
+    let CaseAddresses {
         here, pod, backend, ..
-    } = known(family);
+    } = addresses(family);
     let nodes = || (0..BACKENDS).map(|index| (u32::from(index), frames::node(family, index)));
     let backends = match system {
         System::Node => vec![BackendSpec::pod(here, (pod, TARGET_PORT).into(), 1)],
@@ -163,7 +163,7 @@ pub(super) fn load() -> Result<Loaded> {
 
 /// Fills everything that does not depend on the flows. Frames leave by `device`, the one that they arrive on.
 pub(super) fn fill(tables: &mut Tables, device: u32) -> Result<()> {
-    let both = || Family::ALL.map(known).into_iter();
+    let both = || Family::ALL.map(addresses).into_iter();
     tables.set_settings(Settings {
         nat: Some(NatSettings {
             v4: None,
@@ -173,8 +173,9 @@ pub(super) fn fill(tables: &mut Tables, device: u32) -> Result<()> {
         }),
         ..Settings::default()
     })?;
-    let vips = both().flat_map(|known| (0..SERVICES).map(move |index| plus(known.vip, index)));
-    let here: BTreeSet<IpAddr> = both().map(|known| known.here).collect();
+    let vips =
+        both().flat_map(|addresses| (0..SERVICES).map(move |index| plus(addresses.vip, index)));
+    let here: BTreeSet<IpAddr> = both().map(|addresses| addresses.here).collect();
     let addresses = Addresses {
         vips: vips.collect(),
         local: here.clone(),
@@ -196,7 +197,7 @@ pub(super) fn fill(tables: &mut Tables, device: u32) -> Result<()> {
 
 /// Puts all machines on one link, as in a rack.
 fn fill_next_hops(tables: &mut Tables, family: Family, device: u32) -> Result<()> {
-    let Known { here, backend, .. } = known(family);
+    let CaseAddresses { here, backend, .. } = addresses(family);
     let [a, b, c, d, e, f, g, h, i, j, k, l] = frames::MACS_BACK;
     let hop = Resolution::Resolved(NextHop {
         ifindex: device,
@@ -247,7 +248,7 @@ pub(super) fn fill_flows(product: &Loaded, tables: &Tables, case: Case, device: 
     let Case {
         family, protocol, ..
     } = case;
-    let known = known(family);
+    let addresses = addresses(family);
     let service = |system| {
         service(system, family, protocol)
             .map(|key| key.port.to_be_bytes())
@@ -261,7 +262,7 @@ pub(super) fn fill_flows(product: &Loaded, tables: &Tables, case: Case, device: 
     let number = protocol.number();
     let now = monotonic_ns();
     let outer = u8::try_from(family.header_length())?;
-    let vip = key(known.vip);
+    let vip = key(addresses.vip);
     let (answered, told) = match protocol {
         Protocol::Udp => (map::FLOWS_DATAGRAM, NAT_OPEN | NAT_ANSWERED),
         Protocol::Tcp => (map::FLOWS, NAT_OPEN),
@@ -276,15 +277,15 @@ pub(super) fn fill_flows(product: &Loaded, tables: &Tables, case: Case, device: 
         HashMap::try_from(Map::HashMap(product.map(map::NAT_REVERSE)?))?;
     for flow in 0..KNOWN_FLOWS {
         let (bits, port) = client(flow);
-        let from = key(plus(known.client, bits));
+        let from = key(plus(addresses.client, bits));
         let port = port.to_be_bytes();
         let target = TARGET_PORT.to_be_bytes();
-        let tuple = Tuple::new(from, key(known.pod), port, target, number);
+        let tuple = Tuple::new(from, key(addresses.pod), port, target, number);
         flows.insert(tuple, PodFlow::new(&tuple, vip, pods, outer, 0, now), 0)?;
 
         let forward = Tuple::new(from, vip, port, nat, number);
-        let backend = plus(known.backend, bits);
-        let reverse = Tuple::new(key(backend), key(known.here), target, port, number);
+        let backend = plus(addresses.backend, bits);
+        let reverse = Tuple::new(key(backend), key(addresses.here), target, port, number);
         let backend = OwnedBackend {
             key: BackendKey {
                 address: backend,

@@ -142,7 +142,7 @@ impl Socket {
                 Ok((stream, _)) => {
                     let answer = answer.clone();
                     tokio::spawn(async move {
-                        if let Err(error) = converse(stream, answer).await {
+                        if let Err(error) = serve_connection(stream, answer).await {
                             tracing::debug!(%error, "a connection to the agent's socket broke");
                         }
                         drop(permit);
@@ -228,7 +228,7 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
     })
 }
 
-async fn converse<F, A>(stream: UnixStream, answer: F) -> io::Result<()>
+async fn serve_connection<F, A>(stream: UnixStream, answer: F) -> io::Result<()>
 where
     F: Fn(Request) -> A,
     A: Future<Output = String>,

@@ -12,7 +12,7 @@ use k8s_openapi::api::authorization::v1::{
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
 
-use super::finding::{Finding, Judge};
+use super::finding::{Finding, SubjectReport};
 use crate::chain::chain;
 use crate::config::Kubernetes;
 use crate::config::host::{self, is_routed, source_towards};
@@ -34,7 +34,7 @@ const SOME_NODES: u32 = 100;
 /// may have one because the server did not tell.
 pub(super) fn look(options: &Kubernetes, desired: &Desired) -> (Vec<Finding>, bool) {
     let identity = Identity::of(options);
-    let mut judge = Judge::of("kubernetes");
+    let mut report = SubjectReport::of("kubernetes");
     let answers = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -43,11 +43,11 @@ pub(super) fn look(options: &Kubernetes, desired: &Desired) -> (Vec<Finding>, bo
     let may_be_node = match answers {
         Ok(answers) => {
             let sources = sources(desired, &answers);
-            answers.judge(&mut judge, options, &identity, &sources);
+            answers.add_findings(&mut report, options, &identity, &sources);
             !matches!(answers.node, Ok(None))
         }
         Err(reason) => {
-            judge.fail(
+            report.fail(
                 "API server",
                 reason,
                 "give this user a KUBECONFIG or the pod a service account, and a way to the server; until it \
@@ -56,7 +56,7 @@ pub(super) fn look(options: &Kubernetes, desired: &Desired) -> (Vec<Finding>, bo
             true
         }
     };
-    (judge.findings, may_be_node)
+    (report.findings, may_be_node)
 }
 
 /// A right that the agent needs.
@@ -285,9 +285,9 @@ fn sources(desired: &Desired, answers: &Answers) -> BTreeSet<IpAddr> {
 }
 
 impl Answers {
-    fn judge(
+    fn add_findings(
         &self,
-        judge: &mut Judge,
+        report: &mut SubjectReport,
         options: &Kubernetes,
         identity: &Identity,
         sources: &BTreeSet<IpAddr>,
@@ -298,7 +298,7 @@ impl Answers {
             ..
         } = identity;
         let service = format!("{namespace}/{}", options.service);
-        judge.ok(
+        report.ok(
             "API server",
             format!("{} answers, {}", self.server, self.version),
         );
@@ -310,24 +310,24 @@ impl Answers {
                 let denied = denied.iter().filter(is_needed).map(Right::to_string);
                 let denied: Vec<String> = denied.collect();
                 if denied.is_empty() {
-                    judge.ok("rights", "all that an agent needs");
+                    report.ok("rights", "all that an agent needs");
                 } else {
-                    judge.fail(
+                    report.fail(
                         "rights",
                         format!("this token may not: {}", denied.join(", ")),
                         "bind the ClusterRole and the Role of the chart's agent to its user or service account",
                     );
                 }
             }
-            Err(reason) => judge.warn(
+            Err(reason) => report.warn(
                 "rights",
                 format!("the API server does not tell: {reason}"),
                 "kubectl auth can-i --list, as this user",
             ),
         }
         match &self.node {
-            Ok(Some(_)) => judge.ok("Node", format!("{node_name} is there")),
-            Ok(None) => judge.warn(
+            Ok(Some(_)) => report.ok("Node", format!("{node_name} is there")),
+            Ok(None) => report.warn(
                 "Node",
                 format!(
                     "no Node is named {node_name}: this machine becomes an edge outside the cluster"
@@ -336,7 +336,7 @@ impl Answers {
             ),
             Err(reason) => {
                 let detail = format!("Nodes cannot be listed: {reason}");
-                return judge.fail("Node", detail, "mend the rights");
+                return report.fail("Node", detail, "mend the rights");
             }
         }
         let node = self.node.as_ref().ok().and_then(Option::as_ref);
@@ -344,11 +344,11 @@ impl Answers {
             Ok(listed) => listed,
             Err(reason) => {
                 let detail = format!("the EndpointSlices of {service} cannot be listed: {reason}");
-                return judge.fail("presence", detail, "mend the rights");
+                return report.fail("presence", detail, "mend the rights");
             }
         };
         if node.is_some() && !listed.nodes.contains(node_name) {
-            return judge.warn(
+            return report.warn(
                 "presence",
                 format!(
                     "no EndpointSlice of {service} has Node {node_name}: others take no packets from its edge, \
@@ -365,10 +365,10 @@ impl Answers {
             is_trusted = false;
             let node_name = node.map(|_| node_name.as_str());
             let detail = untrusted_source(source, &service, node_name);
-            judge.warn("presence", detail, UNTRUSTED_REMEDY);
+            report.warn("presence", detail, UNTRUSTED_REMEDY);
         }
         if is_trusted {
-            judge.ok(
+            report.ok(
                 "presence",
                 format!("nodes take what this machine sends, by the EndpointSlices of {service}"),
             );
@@ -391,7 +391,7 @@ pub(crate) fn untrusted_source(source: &IpAddr, service: &str, node: Option<&str
 
 #[cfg(test)]
 mod tests {
-    use super::super::finding::Verdict;
+    use super::super::finding::Severity;
     use super::*;
     use crate::config;
 
@@ -400,7 +400,7 @@ mod tests {
     }
 
     /// Judges a machine named `n1` that sends from `198.51.100.1`; returns what is not as it should be.
-    fn judged(change: impl Fn(&mut Answers)) -> Vec<(&'static str, Verdict, String)> {
+    fn judged(change: impl Fn(&mut Answers)) -> Vec<(&'static str, Severity, String)> {
         let config = config::parse("interfaces: [{name: eth0}]\nkubernetes: {node_name: n1}\n");
         let options = config.unwrap().kubernetes.unwrap();
         let identity = Identity {
@@ -420,15 +420,15 @@ mod tests {
             others: BTreeSet::new(),
         };
         change(&mut answers);
-        let mut judge = Judge::of("kubernetes");
+        let mut report = SubjectReport::of("kubernetes");
         let sources = [address("198.51.100.1")].into();
-        answers.judge(&mut judge, &options, &identity, &sources);
-        let wrong = judge.findings.into_iter();
+        answers.add_findings(&mut report, &options, &identity, &sources);
+        let wrong = report.findings.into_iter();
         wrong
-            .filter(|finding| finding.verdict != Verdict::Ok)
+            .filter(|finding| finding.severity != Severity::Ok)
             .map(|finding| {
                 assert_ne!(finding.remedy, "");
-                (finding.check, finding.verdict, finding.detail)
+                (finding.check, finding.severity, finding.detail)
             })
             .collect()
     }
@@ -443,10 +443,10 @@ mod tests {
         let config = config::parse("interfaces: [{name: eth0}]\nkubernetes: {}\n").unwrap();
         let rights = rights(config.kubernetes.as_ref().unwrap(), &config.desired);
         let found = judged(|answers| answers.denied = Ok(rights.clone()));
-        let [(check, verdict, detail)] = &found[..] else {
+        let [(check, severity, detail)] = &found[..] else {
             panic!("{found:?}");
         };
-        assert_eq!((*check, *verdict), ("rights", Verdict::Fail));
+        assert_eq!((*check, *severity), ("rights", Severity::Fail));
         for right in [
             "list nodes",
             "watch endpointslices.discovery.k8s.io",
@@ -471,7 +471,7 @@ mod tests {
         let checks: Vec<_> = found.iter().map(|one| (one.0, one.1)).collect();
         assert_eq!(
             checks,
-            [("Node", Verdict::Warn), ("presence", Verdict::Warn)]
+            [("Node", Severity::Warn), ("presence", Severity::Warn)]
         );
         assert!(found[0].2.contains("edge outside the cluster"), "{found:?}");
         let text =

@@ -5,7 +5,7 @@ use serde::Serialize;
 /// The judgement about a fact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
-pub(super) enum Verdict {
+pub(super) enum Severity {
     /// The fact is as it should be.
     Ok,
     /// It works, but slower or with a risk.
@@ -17,7 +17,7 @@ pub(super) enum Verdict {
 /// A fact with its judgement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
-    pub(super) verdict: Verdict,
+    pub(super) severity: Severity,
     /// Subject of the finding: `kernel`, `process`, `config`, `kubernetes` or an interface.
     pub(super) subject: String,
     /// The property that was checked.
@@ -28,12 +28,12 @@ pub(super) struct Finding {
 }
 
 /// Collects the findings about one subject.
-pub(super) struct Judge {
+pub(super) struct SubjectReport {
     subject: String,
     pub(super) findings: Vec<Finding>,
 }
 
-impl Judge {
+impl SubjectReport {
     pub(super) fn of(subject: &str) -> Self {
         Self {
             subject: subject.to_owned(),
@@ -42,7 +42,7 @@ impl Judge {
     }
 
     pub(super) fn ok(&mut self, check: &'static str, detail: impl Into<String>) {
-        self.find(Verdict::Ok, check, detail.into(), String::new());
+        self.find(Severity::Ok, check, detail.into(), String::new());
     }
 
     pub(super) fn warn(
@@ -51,7 +51,7 @@ impl Judge {
         detail: impl Into<String>,
         remedy: impl Into<String>,
     ) {
-        self.find(Verdict::Warn, check, detail.into(), remedy.into());
+        self.find(Severity::Warn, check, detail.into(), remedy.into());
     }
 
     pub(super) fn fail(
@@ -60,12 +60,12 @@ impl Judge {
         detail: impl Into<String>,
         remedy: impl Into<String>,
     ) {
-        self.find(Verdict::Fail, check, detail.into(), remedy.into());
+        self.find(Severity::Fail, check, detail.into(), remedy.into());
     }
 
-    fn find(&mut self, verdict: Verdict, check: &'static str, detail: String, remedy: String) {
+    fn find(&mut self, severity: Severity, check: &'static str, detail: String, remedy: String) {
         self.findings.push(Finding {
-            verdict,
+            severity,
             subject: self.subject.clone(),
             check,
             detail,
@@ -77,7 +77,7 @@ impl Judge {
 /// Width of the page in characters; `detail` and `remedy` are wrapped to it.
 const WIDTH: usize = 80;
 
-/// Formats the findings in columns, with the number of each verdict at the end.
+/// Formats the findings in columns, with the number of each severity at the end.
 pub(super) fn page(findings: &[Finding]) -> String {
     let widest = |length: fn(&Finding) -> usize| findings.iter().map(length).max().unwrap_or(0);
     let subject = widest(|finding| finding.subject.len());
@@ -85,13 +85,13 @@ pub(super) fn page(findings: &[Finding]) -> String {
     let margin = "WARN  ".len() + subject + 2 + check + 2;
     let mut page = String::new();
     for finding in findings {
-        let verdict = match finding.verdict {
-            Verdict::Ok => "OK",
-            Verdict::Warn => "WARN",
-            Verdict::Fail => "FAIL",
+        let severity = match finding.severity {
+            Severity::Ok => "OK",
+            Severity::Warn => "WARN",
+            Severity::Fail => "FAIL",
         };
         page.push_str(&format!(
-            "{verdict:<4}  {:<subject$}  {:<check$}  ",
+            "{severity:<4}  {:<subject$}  {:<check$}  ",
             finding.subject, finding.check
         ));
         page.push_str(&wrapped(&finding.detail, margin));
@@ -100,15 +100,17 @@ pub(super) fn page(findings: &[Finding]) -> String {
             page.push_str(&wrapped(&format!("-> {}", finding.remedy), margin));
         }
     }
-    let number = |verdict| {
-        let of_verdict = findings.iter().filter(|finding| finding.verdict == verdict);
-        of_verdict.count()
+    let number = |severity| {
+        let of_severity = findings
+            .iter()
+            .filter(|finding| finding.severity == severity);
+        of_severity.count()
     };
     page.push_str(&format!(
         "\n{} OK, {} WARN, {} FAIL\n",
-        number(Verdict::Ok),
-        number(Verdict::Warn),
-        number(Verdict::Fail)
+        number(Severity::Ok),
+        number(Severity::Warn),
+        number(Severity::Fail)
     ));
     page
 }
@@ -141,14 +143,14 @@ mod tests {
 
     #[test]
     fn page_is_wrapped_to_80_columns_and_ends_with_the_sums() {
-        let mut judge = Judge::of("enp1s0f0np0");
-        judge.ok("merging offloads", "off");
-        judge.warn(
+        let mut report = SubjectReport::of("enp1s0f0np0");
+        report.ok("merging offloads", "off");
+        report.warn(
             "merging offloads",
             "some words ".repeat(20),
             "other words ".repeat(10),
         );
-        let page = page(&judge.findings);
+        let page = page(&report.findings);
         assert!(
             page.lines()
                 .all(|line| line.len() <= WIDTH && line.trim_end() == line),

@@ -4,7 +4,7 @@ use fastpath::facts::{
     Egress, Filter, Interface, InterfaceError, NativeXdp, ReversePathFilter, XdpMode,
 };
 
-use super::finding::Judge;
+use super::finding::SubjectReport;
 use crate::desired::AttachMode;
 
 /// Length of the largest outer header, in bytes: IPv6.
@@ -16,24 +16,29 @@ const CLIENT_MTU: u32 = 1_500;
 const SINGLE_BUFFER_MTU: u32 = 3_498;
 
 /// Judges an interface for an attach mode. `ours` says whether an agent has pinned a link for it.
-pub(super) fn interface(interface: &Interface, mode: AttachMode, ours: bool, cpus: usize) -> Judge {
-    let mut judge = Judge::of(&interface.name);
+pub(super) fn interface(
+    interface: &Interface,
+    mode: AttachMode,
+    ours: bool,
+    cpus: usize,
+) -> SubjectReport {
+    let mut report = SubjectReport::of(&interface.name);
     if interface.up {
-        judge.ok("state", "up");
+        report.ok("state", "up");
     } else {
-        judge.warn(
+        report.warn(
             "state",
             "down",
             format!("ip link set {} up", interface.name),
         );
     }
-    let generic = native_xdp(&mut judge, interface, mode);
-    veth(&mut judge, interface);
-    queues(&mut judge, interface, cpus);
-    mtu(&mut judge, interface);
-    offloads(&mut judge, interface, generic);
-    programs(&mut judge, interface, ours);
-    judge
+    let generic = native_xdp(&mut report, interface, mode);
+    veth(&mut report, interface);
+    queues(&mut report, interface, cpus);
+    mtu(&mut report, interface);
+    offloads(&mut report, interface, generic);
+    programs(&mut report, interface, ours);
+    report
 }
 
 fn driver(interface: &Interface) -> &str {
@@ -41,11 +46,11 @@ fn driver(interface: &Interface) -> &str {
 }
 
 /// Judges the driver. Returns whether generic mode will be used.
-fn native_xdp(judge: &mut Judge, interface: &Interface, mode: AttachMode) -> bool {
+fn native_xdp(report: &mut SubjectReport, interface: &Interface, mode: AttachMode) -> bool {
     const CHECK: &str = "native XDP";
     let driver = driver(interface);
     match (mode, interface.native_xdp) {
-        (AttachMode::Generic, _) => judge.warn(
+        (AttachMode::Generic, _) => report.warn(
             CHECK,
             format!("{driver}: generic mode is configured, several times slower"),
             "allow native mode unless it fails",
@@ -56,7 +61,7 @@ fn native_xdp(judge: &mut Judge, interface: &Interface, mode: AttachMode) -> boo
                 several_buffers: false,
                 ..
             },
-        ) if interface.mtu > SINGLE_BUFFER_MTU => judge.fail(
+        ) if interface.mtu > SINGLE_BUFFER_MTU => report.fail(
             CHECK,
             format!("{driver}: not with an MTU of {}", interface.mtu),
             format!(
@@ -64,18 +69,18 @@ fn native_xdp(judge: &mut Judge, interface: &Interface, mode: AttachMode) -> boo
                 interface.name
             ),
         ),
-        (_, NativeXdp::Supported { .. }) => judge.ok(CHECK, format!("{driver} supports it")),
-        (AttachMode::Native, NativeXdp::Unsupported) => judge.fail(
+        (_, NativeXdp::Supported { .. }) => report.ok(CHECK, format!("{driver} supports it")),
+        (AttachMode::Native, NativeXdp::Unsupported) => report.fail(
             CHECK,
             format!("{driver} does not support it"),
             "set mode: native-or-generic, or use another NIC or driver",
         ),
-        (AttachMode::NativeOrGeneric, NativeXdp::Unsupported) => judge.warn(
+        (AttachMode::NativeOrGeneric, NativeXdp::Unsupported) => report.warn(
             CHECK,
             format!("{driver} does not support it: generic mode, several times slower"),
             "use a NIC whose driver supports XDP",
         ),
-        (_, NativeXdp::Unknown) => judge.warn(
+        (_, NativeXdp::Unknown) => report.warn(
             CHECK,
             format!("{driver}: this kernel does not tell (6.3 or later does)"),
             "start the agent to find out",
@@ -86,18 +91,18 @@ fn native_xdp(judge: &mut Judge, interface: &Interface, mode: AttachMode) -> boo
 }
 
 /// Warns about a veth: its peer decides whether frames that XDP sends arrive, and arrive intact.
-fn veth(judge: &mut Judge, interface: &Interface) {
+fn veth(report: &mut SubjectReport, interface: &Interface) {
     if interface.kind.as_deref() != Some("veth") {
         return;
     }
     // veth_xdp_xmit() in drivers/net/veth.c drops frames unless the receiving end runs NAPI.
-    judge.warn(
+    report.warn(
         "veth peer",
         "a frame that XDP sends by a veth is lost unless the other end has an XDP program or GRO; `guideway drops` \
          counts those that are",
         "attach a pass-through XDP program to the other end, or ethtool -K DEV gro on there",
     );
-    judge.warn(
+    report.warn(
         "veth checksums",
         "a sender at the other end that leaves checksums to the device sends packets without them, which \
          receivers drop after XDP has forwarded them",
@@ -105,7 +110,7 @@ fn veth(judge: &mut Judge, interface: &Interface) {
     );
 }
 
-fn queues(judge: &mut Judge, interface: &Interface, cpus: usize) {
+fn queues(report: &mut SubjectReport, interface: &Interface, cpus: usize) {
     let queues = interface.rx_queues;
     let most = interface.channels.map_or(queues, |channels| {
         channels.rx_max.max(channels.combined_max).max(queues)
@@ -118,18 +123,18 @@ fn queues(judge: &mut Judge, interface: &Interface, cpus: usize) {
             _ => "rx",
         };
         let remedy = format!("ethtool -L {} {kind} {useful}", interface.name);
-        judge.warn("queues", detail, remedy);
+        report.warn("queues", detail, remedy);
     } else {
-        judge.ok("queues", detail);
+        report.ok("queues", detail);
     }
 }
 
-fn mtu(judge: &mut Judge, interface: &Interface) {
+fn mtu(report: &mut SubjectReport, interface: &Interface) {
     let mtu = interface.mtu;
     let wanted = CLIENT_MTU + LARGEST_OUTER;
     if mtu >= wanted {
         let fits = format!("{mtu}: outer headers fit behind packets of {CLIENT_MTU}");
-        return judge.ok("MTU", fits);
+        return report.ok("MTU", fits);
     }
     let possible = interface.mtu_max.is_none_or(|most| most >= wanted);
     let remedy = if possible {
@@ -141,7 +146,7 @@ fn mtu(judge: &mut Judge, interface: &Interface) {
         "for mode ipip: lower the clients' MSS, for example by `advmss` on the nodes' routes"
             .to_owned()
     };
-    judge.warn(
+    report.warn(
         "MTU",
         format!(
             "{mtu}: with mode ipip, larger packets than {} (IPv4 nodes) or {} (IPv6 nodes) do not fit",
@@ -152,40 +157,40 @@ fn mtu(judge: &mut Judge, interface: &Interface) {
     );
 }
 
-fn offloads(judge: &mut Judge, interface: &Interface, generic: bool) {
+fn offloads(report: &mut SubjectReport, interface: &Interface, generic: bool) {
     const CHECK: &str = "merging offloads";
     let Some(features) = &interface.features else {
-        return judge.warn(CHECK, "the kernel does not tell", "look with `ethtool -k`");
+        return report.warn(CHECK, "the kernel does not tell", "look with `ethtool -k`");
     };
     let merging = features.merging().join(", ");
     if merging.is_empty() {
-        judge.ok(CHECK, "off");
+        report.ok(CHECK, "off");
     } else if generic {
-        judge.warn(
+        report.warn(
             CHECK,
             format!("{merging}: the agent switches them off for generic mode"),
             "nothing, if other traffic of this interface can do without them",
         );
     } else {
-        judge.ok(CHECK, format!("{merging}: native XDP comes before them"));
+        report.ok(CHECK, format!("{merging}: native XDP comes before them"));
     }
 }
 
-fn programs(judge: &mut Judge, interface: &Interface, ours: bool) {
+fn programs(report: &mut SubjectReport, interface: &Interface, ours: bool) {
     const CHECK: &str = "XDP program";
     let Some(program) = interface.programs.first() else {
-        return judge.ok(CHECK, "none");
+        return report.ok(CHECK, "none");
     };
     let (id, mode) = (program.id, program.mode);
     if ours {
-        return judge.ok(CHECK, format!("Guideway's, id {id}, in {mode} mode"));
+        return report.ok(CHECK, format!("Guideway's, id {id}, in {mode} mode"));
     }
     let off = match mode {
         XdpMode::Native => "xdpdrv",
         XdpMode::Generic => "xdpgeneric",
         XdpMode::Offloaded => "xdpoffload",
     };
-    judge.fail(
+    report.fail(
         CHECK,
         format!("another one, id {id}, in {mode} mode; it is left alone"),
         format!(
@@ -199,7 +204,10 @@ fn programs(judge: &mut Judge, interface: &Interface, ours: bool) {
 /// for which an agent has pinned a link.
 ///
 /// A frame that the target does not accept is lost after it was counted as forwarded.
-pub(super) fn redirect_targets(used: &[(Interface, AttachMode)], ours: &[String]) -> Vec<Judge> {
+pub(super) fn redirect_targets(
+    used: &[(Interface, AttachMode)],
+    ours: &[String],
+) -> Vec<SubjectReport> {
     let mut judges = Vec::new();
     for (place, (interface, _)) in used.iter().enumerate() {
         let mut others = used.iter().enumerate().filter(|(other, _)| *other != place);
@@ -211,20 +219,20 @@ pub(super) fn redirect_targets(used: &[(Interface, AttachMode)], ours: &[String]
             continue;
         }
         let driver = driver(interface);
-        let mut judge = Judge::of(&interface.name);
+        let mut report = SubjectReport::of(&interface.name);
         match interface.native_xdp {
             NativeXdp::Supported {
                 redirect_target: true,
                 ..
-            } => judge.ok("redirects", format!("{driver} takes frames of other interfaces")),
+            } => report.ok("redirects", format!("{driver} takes frames of other interfaces")),
             // Many drivers set up their queues for redirected frames with the first program.
-            NativeXdp::Supported { .. } if !ours.contains(&interface.name) => judge.warn(
+            NativeXdp::Supported { .. } if !ours.contains(&interface.name) => report.warn(
                 "redirects",
                 format!("{driver} takes no frames of other interfaces without an XDP program"),
                 "check again when the agent runs, unless what comes in by another interface never leaves by \
                  this one",
             ),
-            NativeXdp::Supported { .. } | NativeXdp::Unsupported => judge.warn(
+            NativeXdp::Supported { .. } | NativeXdp::Unsupported => report.warn(
                 "redirects",
                 format!(
                     "{driver} takes no frames of other interfaces: what comes in there and leaves here is lost"
@@ -235,17 +243,17 @@ pub(super) fn redirect_targets(used: &[(Interface, AttachMode)], ours: &[String]
             // The finding about native XDP reports that the kernel is too old to tell.
             NativeXdp::Unknown => continue,
         }
-        judges.push(judge);
+        judges.push(report);
     }
     judges
 }
 
 /// Judges the egress hook of a device where a node's replies leave.
-pub(super) fn egress(judge: &mut Judge, found: Result<Egress, InterfaceError>) {
+pub(super) fn egress(report: &mut SubjectReport, found: Result<Egress, InterfaceError>) {
     let egress = match found {
         Ok(egress) => egress,
         Err(error) => {
-            return judge.fail(
+            return report.fail(
                 "egress",
                 error.to_string(),
                 "run as root, on a kernel with tcx (6.6) or the modules sch_ingress and cls_bpf",
@@ -253,20 +261,20 @@ pub(super) fn egress(judge: &mut Judge, found: Result<Egress, InterfaceError>) {
         }
     };
     if egress.tcx.is_some() {
-        return judge.ok("egress", "tcx, before other programs");
+        return report.ok("egress", "tcx, before other programs");
     }
     match egress.filters.first().filter(|first| first.priority == 1) {
         Some(first) if !first.is_ours() => {
             let Filter { kind, name, .. } = first;
             let name = name.as_deref().unwrap_or("no name");
-            judge.warn(
+            report.warn(
                 "egress",
                 format!("a {kind} filter ({name}) of priority 1 runs before Guideway's"),
                 "have its owner use another priority, or an answer of TC_ACT_UNSPEC; \
                  or use Linux 6.6, where Guideway runs first",
             );
         }
-        _ => judge.ok(
+        _ => report.ok(
             "egress",
             "clsact: this kernel has no tcx (6.6 or later does)",
         ),
@@ -275,9 +283,13 @@ pub(super) fn egress(judge: &mut Judge, found: Result<Egress, InterfaceError>) {
 
 /// Judges whether the kernel of a node accepts decapsulated packets. Their clients may be routed by another
 /// interface.
-pub(super) fn reverse_path_filter(judge: &mut Judge, name: &str, filter: ReversePathFilter) {
+pub(super) fn reverse_path_filter(
+    report: &mut SubjectReport,
+    name: &str,
+    filter: ReversePathFilter,
+) {
     match filter {
-        ReversePathFilter::Strict => judge.warn(
+        ReversePathFilter::Strict => report.warn(
             "rp_filter",
             "strict: packets of clients that are routed by another interface are dropped after \
              the outer header is taken off",
@@ -285,8 +297,8 @@ pub(super) fn reverse_path_filter(judge: &mut Judge, name: &str, filter: Reverse
                 "sysctl -w net.ipv4.conf.{name}.rp_filter=2 (loose), unless all clients are routed by {name}"
             ),
         ),
-        ReversePathFilter::Off => judge.ok("rp_filter", "off"),
-        ReversePathFilter::Loose => judge.ok("rp_filter", "loose"),
+        ReversePathFilter::Off => report.ok("rp_filter", "off"),
+        ReversePathFilter::Loose => report.ok("rp_filter", "loose"),
     }
 }
 
@@ -294,7 +306,7 @@ pub(super) fn reverse_path_filter(judge: &mut Judge, name: &str, filter: Reverse
 mod tests {
     use fastpath::facts::{Channels, Features, XdpProgram};
 
-    use super::super::finding::{Finding, Verdict};
+    use super::super::finding::{Finding, Severity};
     use super::*;
 
     fn nic() -> Interface {
@@ -320,26 +332,26 @@ mod tests {
         }
     }
 
-    fn judged(nic: &Interface, mode: AttachMode, ours: bool) -> Vec<(&'static str, Verdict)> {
+    fn judged(nic: &Interface, mode: AttachMode, ours: bool) -> Vec<(&'static str, Severity)> {
         let findings = interface(nic, mode, ours, 8).findings;
         for finding in &findings {
             assert_eq!(
                 finding.remedy.is_empty(),
-                finding.verdict == Verdict::Ok,
+                finding.severity == Severity::Ok,
                 "{finding:?}"
             );
         }
         findings
             .iter()
-            .filter(|finding| finding.verdict != Verdict::Ok)
-            .map(|finding| (finding.check, finding.verdict))
+            .filter(|finding| finding.severity != Severity::Ok)
+            .map(|finding| (finding.check, finding.severity))
             .collect()
     }
 
     /// Returns the one finding of a judgement.
-    fn found(judge: impl FnOnce(&mut Judge)) -> Finding {
-        let mut judged = Judge::of("eth0");
-        judge(&mut judged);
+    fn found(report: impl FnOnce(&mut SubjectReport)) -> Finding {
+        let mut judged = SubjectReport::of("eth0");
+        report(&mut judged);
         assert_eq!(judged.findings.len(), 1);
         judged.findings.remove(0)
     }
@@ -353,12 +365,12 @@ mod tests {
     fn each_obstacle_of_an_interface_is_named() {
         let mode = AttachMode::NativeOrGeneric;
         let down = Interface { up: false, ..nic() };
-        assert_eq!(judged(&down, mode, false), [("state", Verdict::Warn)]);
+        assert_eq!(judged(&down, mode, false), [("state", Severity::Warn)]);
         let small = Interface {
             mtu: 1_500,
             ..nic()
         };
-        assert_eq!(judged(&small, mode, false), [("MTU", Verdict::Warn)]);
+        assert_eq!(judged(&small, mode, false), [("MTU", Severity::Warn)]);
         let few = Interface {
             rx_queues: 1,
             channels: Some(Channels {
@@ -368,7 +380,7 @@ mod tests {
             }),
             ..nic()
         };
-        assert_eq!(judged(&few, mode, false), [("queues", Verdict::Warn)]);
+        assert_eq!(judged(&few, mode, false), [("queues", Severity::Warn)]);
         let single = Interface {
             native_xdp: NativeXdp::Supported {
                 redirect_target: true,
@@ -379,13 +391,13 @@ mod tests {
         };
         assert_eq!(
             judged(&single, mode, false),
-            [("native XDP", Verdict::Fail)]
+            [("native XDP", Severity::Fail)]
         );
         let old = Interface {
             native_xdp: NativeXdp::Unknown,
             ..nic()
         };
-        assert_eq!(judged(&old, mode, false), [("native XDP", Verdict::Warn)]);
+        assert_eq!(judged(&old, mode, false), [("native XDP", Severity::Warn)]);
     }
 
     #[test]
@@ -398,8 +410,8 @@ mod tests {
             assert_eq!(
                 judged(&veth, mode, true),
                 [
-                    ("veth peer", Verdict::Warn),
-                    ("veth checksums", Verdict::Warn)
+                    ("veth peer", Severity::Warn),
+                    ("veth checksums", Severity::Warn)
                 ]
             );
         }
@@ -425,13 +437,13 @@ mod tests {
         };
         assert_eq!(
             judged(&nic, AttachMode::Native, false),
-            [("native XDP", Verdict::Fail)]
+            [("native XDP", Severity::Fail)]
         );
         assert_eq!(
             judged(&nic, AttachMode::NativeOrGeneric, false),
             [
-                ("native XDP", Verdict::Warn),
-                ("merging offloads", Verdict::Warn)
+                ("native XDP", Severity::Warn),
+                ("merging offloads", Severity::Warn)
             ]
         );
     }
@@ -448,7 +460,7 @@ mod tests {
         assert_eq!(judged(&nic, AttachMode::Native, true), []);
         assert_eq!(
             judged(&nic, AttachMode::Native, false),
-            [("XDP program", Verdict::Fail)]
+            [("XDP program", Severity::Fail)]
         );
     }
 
@@ -469,8 +481,8 @@ mod tests {
             let ours: Vec<String> = ours.iter().map(|name| (*name).to_owned()).collect();
             let judges = redirect_targets(used, &ours).into_iter();
             judges
-                .flat_map(|judge| judge.findings)
-                .map(|finding| (finding.subject, finding.verdict, finding.detail))
+                .flat_map(|report| report.findings)
+                .map(|finding| (finding.subject, finding.severity, finding.detail))
                 .collect::<Vec<_>>()
         };
         let (good, bad) = (
@@ -487,9 +499,9 @@ mod tests {
         let found = judged(&both, &["eth0", "eth1"]);
         let verdicts: Vec<_> = found
             .iter()
-            .map(|(name, verdict, _)| (&**name, *verdict))
+            .map(|(name, severity, _)| (&**name, *severity))
             .collect();
-        assert_eq!(verdicts, [("eth0", Verdict::Ok), ("eth1", Verdict::Warn)]);
+        assert_eq!(verdicts, [("eth0", Severity::Ok), ("eth1", Severity::Warn)]);
         assert!(found[1].2.ends_with("is lost"), "{found:?}");
         let before = judged(&both, &["eth0"]);
         assert!(before[1].2.contains("without an XDP program"), "{before:?}");
@@ -511,10 +523,11 @@ mod tests {
 
     #[test]
     fn strict_reverse_path_filter_is_named() {
-        let verdict = |filter| found(|judge| reverse_path_filter(judge, "eth0", filter)).verdict;
-        assert_eq!(verdict(ReversePathFilter::Strict), Verdict::Warn);
-        assert_eq!(verdict(ReversePathFilter::Loose), Verdict::Ok);
-        assert_eq!(verdict(ReversePathFilter::Off), Verdict::Ok);
+        let severity =
+            |filter| found(|report| reverse_path_filter(report, "eth0", filter)).severity;
+        assert_eq!(severity(ReversePathFilter::Strict), Severity::Warn);
+        assert_eq!(severity(ReversePathFilter::Loose), Severity::Ok);
+        assert_eq!(severity(ReversePathFilter::Off), Severity::Ok);
     }
 
     #[test]
@@ -528,10 +541,13 @@ mod tests {
             filters: Vec::new(),
         };
         for way in [tcx, clsact] {
-            assert_eq!(found(|judge| egress(judge, Ok(way))).verdict, Verdict::Ok);
+            assert_eq!(
+                found(|report| egress(report, Ok(way))).severity,
+                Severity::Ok
+            );
         }
         let name = "eth0".to_owned();
-        let gone = found(|judge| egress(judge, Err(InterfaceError::NotFound { name })));
-        assert_eq!(gone.verdict, Verdict::Fail);
+        let gone = found(|report| egress(report, Err(InterfaceError::NotFound { name })));
+        assert_eq!(gone.severity, Severity::Fail);
     }
 }

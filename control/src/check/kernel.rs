@@ -10,50 +10,50 @@ use fastpath::facts::{
     Softirq,
 };
 
-use super::finding::Judge;
+use super::finding::SubjectReport;
 use crate::desired::NatSettings;
 
-pub(super) fn kernel(judge: &mut Judge, kernel: &Kernel) {
+pub(super) fn kernel(report: &mut SubjectReport, kernel: &Kernel) {
     let minimum = KernelVersion::MINIMUM;
     let release = format!("{} ({minimum} or later is needed)", kernel.release);
     match kernel.version {
-        Some(version) if version < minimum => judge.fail("release", release, "upgrade the kernel"),
-        Some(_) => judge.ok("release", release),
-        None => judge.warn("release", release, "upgrade the kernel"),
+        Some(version) if version < minimum => report.fail("release", release, "upgrade the kernel"),
+        Some(_) => report.ok("release", release),
+        None => report.warn("release", release, "upgrade the kernel"),
     }
     match kernel.jit {
-        Jit::On => judge.ok("BPF JIT", "on"),
-        Jit::Off => judge.warn(
+        Jit::On => report.ok("BPF JIT", "on"),
+        Jit::Off => report.warn(
             "BPF JIT",
             "off: the program is interpreted, several times slower",
             "sysctl -w net.core.bpf_jit_enable=1",
         ),
-        Jit::Unknown => judge.warn(
+        Jit::Unknown => report.warn(
             "BPF JIT",
             "not visible in this network namespace",
             "check in the host's network namespace",
         ),
     }
     if kernel.btf {
-        judge.ok("BTF", "/sys/kernel/btf/vmlinux is there");
+        report.ok("BTF", "/sys/kernel/btf/vmlinux is there");
     } else {
-        judge.warn(
+        report.warn(
             "BTF",
             "no /sys/kernel/btf/vmlinux",
             "use a kernel with CONFIG_DEBUG_INFO_BTF, as the distributions build it",
         );
     }
     if kernel.softirq != Softirq::InTurn {
-        judge.fail(
+        report.fail(
             "PREEMPT_RT",
             "without PREEMPT_RT_NEEDS_BH_LOCK, or it cannot be seen: the program's scratch memory of a CPU would be shared",
             "use a kernel with PREEMPT_RT_NEEDS_BH_LOCK=y and its /boot/config, or one without PREEMPT_RT",
         );
     }
     match kernel.lockdown {
-        Lockdown::None => judge.ok("lockdown", "none"),
-        Lockdown::Integrity => judge.ok("lockdown", "integrity, BPF works"),
-        Lockdown::Confidentiality => judge.warn(
+        Lockdown::None => report.ok("lockdown", "none"),
+        Lockdown::Integrity => report.ok("lockdown", "integrity, BPF works"),
+        Lockdown::Confidentiality => report.warn(
             "lockdown",
             "confidentiality: some BPF helpers are refused",
             "boot with lockdown=integrity if the program does not load",
@@ -62,26 +62,26 @@ pub(super) fn kernel(judge: &mut Judge, kernel: &Kernel) {
 }
 
 /// Judges the rights of this process.
-pub(super) fn process(process: &Process) -> Judge {
-    let mut judge = Judge::of("process");
+pub(super) fn process(process: &Process) -> SubjectReport {
+    let mut report = SubjectReport::of("process");
     let missing = process.missing(&Capability::REQUIRED);
     if missing.is_empty() {
-        judge.ok("capabilities", list(&Capability::REQUIRED));
+        report.ok("capabilities", list(&Capability::REQUIRED));
     } else {
-        judge.fail(
+        report.fail(
             "capabilities",
             format!("{} missing", list(&missing)),
             "run as root, or grant them to the unit or container",
         );
     }
     if process.in_user_namespace {
-        judge.fail(
+        report.fail(
             "user namespace",
             "capabilities count only inside a user namespace, where BPF is out of reach",
             "run outside of it (no rootless container)",
         );
     }
-    judge
+    report
 }
 
 fn list(capabilities: &[Capability]) -> String {
@@ -90,11 +90,11 @@ fn list(capabilities: &[Capability]) -> String {
 }
 
 /// Judges the file system of the pin directory.
-pub(super) fn bpffs(judge: &mut Judge, pin_dir: &Path, found: io::Result<Bpffs>) {
+pub(super) fn bpffs(report: &mut SubjectReport, pin_dir: &Path, found: io::Result<Bpffs>) {
     let at = pin_dir.display();
     let wrong = match found {
         Ok(Bpffs::Mounted) => {
-            return judge.ok("bpffs", format!("{at} is on a BPF file system"));
+            return report.ok("bpffs", format!("{at} is on a BPF file system"));
         }
         Ok(Bpffs::Other { directory, .. }) => {
             let directory = directory.display();
@@ -102,7 +102,7 @@ pub(super) fn bpffs(judge: &mut Judge, pin_dir: &Path, found: io::Result<Bpffs>)
         }
         Err(error) => format!("{at}: {error}"),
     };
-    judge.fail(
+    report.fail(
         "bpffs",
         wrong,
         "mount -t bpf bpf /sys/fs/bpf (in a container: mount the host's)",
@@ -111,16 +111,16 @@ pub(super) fn bpffs(judge: &mut Judge, pin_dir: &Path, found: io::Result<Bpffs>)
 
 /// Judges whether the kernel may use a NodePort for its own connections. Packets of a client's established
 /// connection would look like answers to these.
-pub(super) fn node_ports(judge: &mut Judge, services: &BTreeSet<u16>, ports: &LocalPorts) {
+pub(super) fn node_ports(report: &mut SubjectReport, services: &BTreeSet<u16>, ports: &LocalPorts) {
     let (Some(first), Some(last)) = (services.first(), services.last()) else {
         return;
     };
     let mut taken = services.iter().filter(|port| ports.takes(**port));
     let Some(port) = taken.next() else {
         let none = "none in the range of the kernel's own connections";
-        return judge.ok("NodePorts", none);
+        return report.ok("NodePorts", none);
     };
-    judge.warn(
+    report.warn(
         "NodePorts",
         format!(
             "{} of {} (as {port}) lie in the range of {}",
@@ -136,15 +136,15 @@ pub(super) fn node_ports(judge: &mut Judge, services: &BTreeSet<u16>, ports: &Lo
 
 /// Judges whether the kernel may use ports of NAT mode for its own connections. Answers to these would look
 /// like a backend's.
-pub(super) fn nat_ports(judge: &mut Judge, nat: &NatSettings, ports: &LocalPorts) {
+pub(super) fn nat_ports(report: &mut SubjectReport, nat: &NatSettings, ports: &LocalPorts) {
     let range = nat.ports();
     let (first, last) = (*range.start(), *range.end());
     match range.filter(|port| ports.takes(*port)).count() {
-        0 => judge.ok(
+        0 => report.ok(
             "NAT ports",
             format!("{first}-{last}, none of them the kernel's own"),
         ),
-        taken => judge.warn(
+        taken => report.warn(
             "NAT ports",
             format!(
                 "{taken} of {first}-{last} lie in the range of {}",
@@ -167,7 +167,7 @@ fn own_connections(ports: &LocalPorts) -> String {
 }
 
 /// Judges whether the kernel's neighbour table has room, if the kernel reports its use. `v4` chooses the family.
-pub(super) fn neighbours(judge: &mut Judge, v4: bool, table: NeighbourTable) {
+pub(super) fn neighbours(report: &mut SubjectReport, v4: bool, table: NeighbourTable) {
     let NeighbourTable { entries, capacity } = table;
     let Some(entries) = entries else {
         return;
@@ -179,9 +179,9 @@ pub(super) fn neighbours(judge: &mut Judge, v4: bool, table: NeighbourTable) {
     };
     let filled = format!("{entries} of {capacity}");
     if entries.saturating_mul(4) < capacity.saturating_mul(3) {
-        return judge.ok(check, filled);
+        return report.ok(check, filled);
     }
-    judge.warn(
+    report.warn(
         check,
         filled,
         format!(
@@ -193,15 +193,19 @@ pub(super) fn neighbours(judge: &mut Judge, v4: bool, table: NeighbourTable) {
 }
 
 /// Judges whether NAT mode shares addresses with the kernel's masquerading, which could use the same ports.
-pub(super) fn masquerade(judge: &mut Judge, shared: &BTreeSet<IpAddr>, masquerades: Option<bool>) {
+pub(super) fn masquerade(
+    report: &mut SubjectReport,
+    shared: &BTreeSet<IpAddr>,
+    masquerades: Option<bool>,
+) {
     let (Some(address), Some(masquerades)) = (shared.first(), masquerades) else {
         return;
     };
     if !masquerades {
-        return judge.ok("masquerade", "no rule that takes ports of NAT mode");
+        return report.ok("masquerade", "no rule that takes ports of NAT mode");
     }
     let field = if address.is_ipv4() { "ipv4" } else { "ipv6" };
-    judge.warn(
+    report.warn(
         "masquerade",
         format!(
             "rules masquerade, and NAT mode sends from {address} too: a masqueraded connection to one of its \
@@ -213,13 +217,13 @@ pub(super) fn masquerade(judge: &mut Judge, shared: &BTreeSet<IpAddr>, masquerad
 
 #[cfg(test)]
 mod tests {
-    use super::super::finding::{Finding, Verdict};
+    use super::super::finding::{Finding, Severity};
     use super::*;
 
     /// Returns the one finding of a judgement, if there is any.
-    fn found(judge: impl FnOnce(&mut Judge)) -> Option<Finding> {
-        let mut judged = Judge::of("kernel");
-        judge(&mut judged);
+    fn found(report: impl FnOnce(&mut SubjectReport)) -> Option<Finding> {
+        let mut judged = SubjectReport::of("kernel");
+        report(&mut judged);
         assert!(judged.findings.len() < 2);
         judged.findings.pop()
     }
@@ -230,15 +234,15 @@ mod tests {
             entries,
             capacity: 1000,
         };
-        let verdict = |entries| {
-            found(|judge| neighbours(judge, true, table(Some(entries))))
+        let severity = |entries| {
+            found(|report| neighbours(report, true, table(Some(entries))))
                 .unwrap()
-                .verdict
+                .severity
         };
-        assert_eq!(verdict(749), Verdict::Ok);
-        assert_eq!(verdict(750), Verdict::Warn);
-        assert_eq!(found(|judge| neighbours(judge, true, table(None))), None);
-        let finding = found(|judge| neighbours(judge, false, table(Some(1000)))).unwrap();
+        assert_eq!(severity(749), Severity::Ok);
+        assert_eq!(severity(750), Severity::Warn);
+        assert_eq!(found(|report| neighbours(report, true, table(None))), None);
+        let finding = found(|report| neighbours(report, false, table(Some(1000)))).unwrap();
         assert_eq!(finding.detail, "1000 of 1000");
         let remedy = "sysctl -w net.ipv6.neigh.default.gc_thresh3=4000";
         assert!(finding.remedy.starts_with(remedy), "{finding:?}");
@@ -251,8 +255,8 @@ mod tests {
             range: 32_768..=60_999,
             reserved: Vec::new(),
         };
-        let finding = found(|judge| node_ports(judge, &services, &ports)).unwrap();
-        assert_eq!(finding.verdict, Verdict::Warn);
+        let finding = found(|report| node_ports(report, &services, &ports)).unwrap();
+        assert_eq!(finding.severity, Severity::Warn);
         assert!(
             finding.detail.starts_with("1 of 2 (as 40000)"),
             "{finding:?}"
@@ -264,13 +268,13 @@ mod tests {
         );
         ports.reserved.push(30_000..=40_000);
         assert_eq!(
-            found(|judge| node_ports(judge, &services, &ports))
+            found(|report| node_ports(report, &services, &ports))
                 .unwrap()
-                .verdict,
-            Verdict::Ok
+                .severity,
+            Severity::Ok
         );
         assert_eq!(
-            found(|judge| node_ports(judge, &BTreeSet::new(), &ports)),
+            found(|report| node_ports(report, &BTreeSet::new(), &ports)),
             None
         );
     }
@@ -281,15 +285,15 @@ mod tests {
             range: 32_768..=60_999,
             reserved: Vec::new(),
         };
-        let default = &found(|judge| nat_ports(judge, &NatSettings::default(), &ports)).unwrap();
-        assert_eq!(default.verdict, Verdict::Ok, "{default:?}");
+        let default = &found(|report| nat_ports(report, &NatSettings::default(), &ports)).unwrap();
+        assert_eq!(default.severity, Severity::Ok, "{default:?}");
         let nat = NatSettings {
             first_port: 60_990,
             ports: 20,
             ..NatSettings::default()
         };
-        let overlap = &found(|judge| nat_ports(judge, &nat, &ports)).unwrap();
-        assert_eq!(overlap.verdict, Verdict::Warn);
+        let overlap = &found(|report| nat_ports(report, &nat, &ports)).unwrap();
+        assert_eq!(overlap.severity, Severity::Warn);
         assert!(
             overlap.detail.starts_with("10 of 60990-61009"),
             "{overlap:?}"
@@ -297,41 +301,41 @@ mod tests {
         assert!(overlap.remedy.contains("reserved_ports=60990-61009"));
         ports.reserved.push(60_990..=61_009);
         assert_eq!(
-            found(|judge| nat_ports(judge, &nat, &ports))
+            found(|report| nat_ports(report, &nat, &ports))
                 .unwrap()
-                .verdict,
-            Verdict::Ok
+                .severity,
+            Severity::Ok
         );
     }
 
     #[test]
     fn masquerade_by_the_address_of_nat_mode_is_named() {
         let shared = BTreeSet::from(["2001:db8::1".parse().unwrap()]);
-        let finding = found(|judge| masquerade(judge, &shared, Some(true))).unwrap();
-        assert_eq!(finding.verdict, Verdict::Warn);
+        let finding = found(|report| masquerade(report, &shared, Some(true))).unwrap();
+        assert_eq!(finding.severity, Severity::Warn);
         assert!(finding.remedy.starts_with("set nat.ipv6"), "{finding:?}");
         assert_eq!(
-            found(|judge| masquerade(judge, &shared, Some(false)))
+            found(|report| masquerade(report, &shared, Some(false)))
                 .unwrap()
-                .verdict,
-            Verdict::Ok
+                .severity,
+            Severity::Ok
         );
         assert_eq!(
-            found(|judge| masquerade(judge, &shared, None)),
+            found(|report| masquerade(report, &shared, None)),
             None,
             "the kernel does not tell"
         );
         assert_eq!(
-            found(|judge| masquerade(judge, &BTreeSet::new(), Some(true))),
+            found(|report| masquerade(report, &BTreeSet::new(), Some(true))),
             None
         );
     }
 
     #[test]
     fn old_kernel_without_jit_is_named() {
-        let mut judge = Judge::of("kernel");
+        let mut report = SubjectReport::of("kernel");
         kernel(
-            &mut judge,
+            &mut report,
             &Kernel {
                 release: "5.10.0-9-amd64".to_owned(),
                 version: KernelVersion::parse("5.10.0-9-amd64"),
@@ -342,19 +346,19 @@ mod tests {
                 softirq: Softirq::Unknown,
             },
         );
-        let verdicts: Vec<Verdict> = judge
+        let verdicts: Vec<Severity> = report
             .findings
             .iter()
-            .map(|finding| finding.verdict)
+            .map(|finding| finding.severity)
             .collect();
         assert_eq!(
             verdicts,
             [
-                Verdict::Fail,
-                Verdict::Warn,
-                Verdict::Warn,
-                Verdict::Fail,
-                Verdict::Warn
+                Severity::Fail,
+                Severity::Warn,
+                Severity::Warn,
+                Severity::Fail,
+                Severity::Warn
             ]
         );
     }
@@ -366,8 +370,8 @@ mod tests {
             magic: 1,
         };
         let pin_dir = Path::new("/sys/fs/bpf/guideway");
-        let finding = found(|judge| bpffs(judge, pin_dir, Ok(other))).unwrap();
-        assert_eq!(finding.verdict, Verdict::Fail);
+        let finding = found(|report| bpffs(report, pin_dir, Ok(other))).unwrap();
+        assert_eq!(finding.severity, Severity::Fail);
         assert!(finding.remedy.starts_with("mount -t bpf"), "{finding:?}");
     }
 }

@@ -110,7 +110,7 @@ impl<R: Counted> Answer for Vec<R> {
 }
 
 /// Sorts the rows, those with the largest values first.
-pub(super) fn sort<R: Counted>(rows: &mut [R], by: Sort) {
+pub(super) fn sort_rows<R: Counted>(rows: &mut [R], by: Sort) {
     rows.sort_by_key(|row| {
         Reverse(match by {
             Sort::Rate => row.rates().map_or(0, |rates| rates.packets),
@@ -163,9 +163,9 @@ mod tests {
                 .map(|row| row.service.clone())
                 .collect::<String>()
         };
-        sort(&mut rows, Sort::Packets);
+        sort_rows(&mut rows, Sort::Packets);
         assert_eq!(order(&rows), "bca");
-        sort(&mut rows, Sort::Bytes);
+        sort_rows(&mut rows, Sort::Bytes);
         assert_eq!(order(&rows), "abc");
     }
 }

@@ -186,7 +186,7 @@ fn plans<'totals>(
         let mode = service.spec.mode;
         let backends = service.spec.backends.iter();
         for backend in backends.filter(|backend| !backend.address.is_unspecified()) {
-            let (peer, way) = way_to(key, &service.spec, backend, check, around);
+            let (peer, way) = check_path(key, &service.spec, backend, check, around);
             let plan = Plan {
                 peer,
                 way,
@@ -199,7 +199,7 @@ fn plans<'totals>(
 }
 
 /// Returns the peer of a backend's check, and the entry of the table of probes if the packets take a client's path.
-fn way_to(
+fn check_path(
     key: &ServiceKey,
     spec: &ServiceSpec,
     backend: &BackendSpec,

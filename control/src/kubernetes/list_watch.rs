@@ -13,10 +13,10 @@
 //!
 //! After an error there is a pause, at least as long as the server asks for.
 
-mod line;
 mod page;
 #[cfg(test)]
 mod tests;
+mod watch_line;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -236,7 +236,7 @@ impl Source {
             yield Event::Watching;
             while let Some(line) = next_line(&mut body).await.map_err(WatchError::Broken)? {
                 has_told = true;
-                let (event, version) = line::read::<K>(&line)?;
+                let (event, version) = watch_line::read::<K>(&line)?;
                 self.version = version.or(self.version.take());
                 if let Some(event) = event {
                     yield event;

@@ -276,7 +276,7 @@ fn check_warns_of_ports_that_the_kernel_gives_out_too() {
     let net = net();
     let (edge, host) = (&net.edges()[0], &net.nodes()[0]);
     let own = nat_config(&[Protocol::Tcp], services(host));
-    let verdicts = |config: &str| {
+    let severities = |config: &str| {
         let path = edge.namespace().write_file("check.yaml", config).unwrap();
         let mut check = edge.namespace().command(env!("CARGO_BIN_EXE_guideway"));
         check.args(["check", "--json", "--config"]).arg(path);
@@ -284,16 +284,19 @@ fn check_warns_of_ports_that_the_kernel_gives_out_too() {
         ["NAT ports", "masquerade"].map(|name| {
             let mut findings = findings.as_array().unwrap().iter();
             let finding = findings.find(|finding| finding["check"] == name);
-            finding.map(|finding| finding["verdict"].as_str().unwrap().to_owned())
+            finding.map(|finding| finding["severity"].as_str().unwrap().to_owned())
         })
     };
-    let verdict = |text: &str| Some(text.to_owned());
-    assert_eq!(verdicts(&own), [verdict("OK"), verdict("OK")]);
+    let severity = |text: &str| Some(text.to_owned());
+    assert_eq!(severities(&own), [severity("OK"), severity("OK")]);
 
     edge.namespace().nft(MASQUERADE).unwrap();
-    assert_eq!(verdicts(&own), [verdict("OK"), verdict("WARN")]);
+    assert_eq!(severities(&own), [severity("OK"), severity("WARN")]);
     let among_them = format!("nat: {{ports: 40000-50000}}\n{own}");
-    assert_eq!(verdicts(&among_them), [verdict("WARN"), verdict("WARN")]);
+    assert_eq!(
+        severities(&among_them),
+        [severity("WARN"), severity("WARN")]
+    );
 }
 
 #[test]

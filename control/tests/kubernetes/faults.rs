@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use lab::kubernetes::{FakeApiServer, Fault, Mishap, Verb, node};
+use lab::kubernetes::{FakeApiServer, Fault, OneTimeFault, Verb, node};
 use lab::{Guideway, Machine, Topology, wait_for, wait_until};
 use serde_json::{Value, json};
 
@@ -49,7 +49,7 @@ fn broken_watches_are_caught_up_with(net: &Topology) {
     let updates = cluster.updates();
     let lists = WATCHED.map(|resource| cluster.api.asked(resource, Verb::List).len());
     for resource in WATCHED {
-        cluster.api.strike(resource, Mishap::Gone);
+        cluster.api.strike(resource, OneTimeFault::Gone);
     }
     for (resource, before) in WATCHED.into_iter().zip(lists) {
         cluster.wait_for_requests(resource, Verb::List, before + cluster.agents.len());
@@ -63,22 +63,22 @@ fn broken_watches_are_caught_up_with(net: &Topology) {
     }
 
     let turns = [&pods[1..], &pods[..2], &pods[2..], &pods[..1], &pods[1..]];
-    let mishaps = [
-        Mishap::Gone,
-        Mishap::Cut,
-        Mishap::Torn,
-        Mishap::Garbled,
-        Mishap::Reset,
+    let one_time_faults = [
+        OneTimeFault::Gone,
+        OneTimeFault::Cut,
+        OneTimeFault::Torn,
+        OneTimeFault::Garbled,
+        OneTimeFault::Reset,
     ];
-    for (mishap, pods) in mishaps.into_iter().zip(turns) {
-        cluster.api.strike("endpointslices", mishap);
+    for (fault, pods) in one_time_faults.into_iter().zip(turns) {
+        cluster.api.strike("endpointslices", fault);
         cluster.endpoints("web", pods);
         cluster.wait_for_table("web", pods);
     }
 
     // Watches that begin are told that their version is gone.
     cluster.api.set_fault("nodes", Fault::Expired);
-    cluster.api.strike("nodes", Mishap::Reset);
+    cluster.api.strike("nodes", OneTimeFault::Reset);
     let mut late = node(&net.nodes()[0]);
     late["metadata"]["name"] = json!("late");
     late["status"]["addresses"] = json!([{"type": "InternalIP", "address": "10.0.1.250"}]);
@@ -105,7 +105,7 @@ fn broken_watches_are_caught_up_with(net: &Topology) {
     cluster.wait_for_table("web", &pods[2..]);
     cluster.wait_for_table("brief", &pods);
     for resource in ["services", "endpointslices"] {
-        cluster.api.strike(resource, Mishap::Reset);
+        cluster.api.strike(resource, OneTimeFault::Reset);
     }
     cluster.wait_for_table("web", &pods[1..]);
     cluster.wait_for_table("brief", &[]);
@@ -115,7 +115,7 @@ fn broken_watches_are_caught_up_with(net: &Topology) {
         cluster.put(unserved(&format!("a-{number}")));
     }
     let before = cluster.api.asked("services", Verb::List).len();
-    cluster.api.strike("services", Mishap::Gone);
+    cluster.api.strike("services", OneTimeFault::Gone);
     let pages = 2 * cluster.agents.len();
     cluster.wait_for_requests("services", Verb::List, before + pages);
     cluster.serve("late", 5, &pods[..1]);
@@ -135,7 +135,7 @@ fn server_that_refuses_is_asked_ever_more_rarely(net: &Topology) {
     let before = WATCHED.map(|resource| cluster.watches(resource));
     for resource in WATCHED {
         cluster.api.set_fault(resource, Fault::Refused(429));
-        cluster.api.strike(resource, Mishap::Reset);
+        cluster.api.strike(resource, OneTimeFault::Reset);
     }
     cluster.serve("web", 2, &pods[..1]);
     for agent in &mut cluster.agents {
@@ -265,7 +265,7 @@ fn objects_that_cannot_be_read_are_named_and_the_others_count(net: &Topology) {
 
     // In lists too.
     let lists = cluster.api.asked("services", Verb::List).len();
-    cluster.api.strike("services", Mishap::Gone);
+    cluster.api.strike("services", OneTimeFault::Gone);
     let agents = cluster.agents.len();
     cluster.wait_for_requests("services", Verb::List, lists + agents);
     cluster.endpoints("web", &pods[1..]);

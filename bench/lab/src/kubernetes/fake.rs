@@ -52,7 +52,7 @@ pub enum Fault {
 
 /// A single fault of all open watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mishap {
+pub enum OneTimeFault {
     /// An error event says that the version is too old, and the stream ends.
     Gone,
     /// The next event is cut off, and the connection ends.
@@ -93,8 +93,8 @@ struct Shared {
 struct State {
     store: Store,
     faults: BTreeMap<String, Fault>,
-    /// All mishaps so far, by resource. A new watch skips the earlier ones.
-    mishaps: BTreeMap<String, Vec<Mishap>>,
+    /// All one-time faults so far, by resource. A new watch skips the earlier ones.
+    one_time_faults: BTreeMap<String, Vec<OneTimeFault>>,
     /// How often [`Fault::Reversed`] was lifted, by resource.
     reversals: BTreeMap<String, usize>,
     asked: Vec<(String, Verb, Instant)>,
@@ -131,7 +131,7 @@ impl FakeApiServer {
             while let Ok((stream, _)) = accepting.accept() {
                 let shared = Arc::clone(&shared);
                 // An error means that the client went away, which is normal.
-                thread::spawn(move || _ = shared.converse(stream));
+                thread::spawn(move || _ = shared.serve_connection(stream));
             }
         });
         lock(&self.listeners).push(listener);
@@ -184,10 +184,10 @@ impl FakeApiServer {
         self.shared.changed.notify_all();
     }
 
-    /// Causes a mishap in all open watches of a resource.
-    pub fn strike(&self, resource: &str, mishap: Mishap) {
-        let mishaps = &mut lock(&self.shared.state).mishaps;
-        mishaps.entry(resource.to_owned()).or_default().push(mishap);
+    /// Causes a one-time fault in all open watches of a resource.
+    pub fn strike(&self, resource: &str, fault: OneTimeFault) {
+        let faults = &mut lock(&self.shared.state).one_time_faults;
+        faults.entry(resource.to_owned()).or_default().push(fault);
         self.shared.changed.notify_all();
     }
 
@@ -217,7 +217,7 @@ impl Drop for FakeApiServer {
 
 impl Shared {
     /// Answers the requests of a connection one after the other.
-    fn converse(&self, stream: TcpStream) -> io::Result<()> {
+    fn serve_connection(&self, stream: TcpStream) -> io::Result<()> {
         stream.set_nodelay(true)?;
         {
             let mut state = lock(&self.state);

@@ -99,8 +99,8 @@ impl Claims {
             // In a table of this length Maglev moves 1 slot in 1000. If it moved many, the claim would show little.
             holds: removal.kept > 4 * removal.moved
                 && removal.kept_broken.is_empty()
-                && removal.under_way.stray.is_empty(),
-            reasons: [&removal.kept_broken[..], &removal.under_way.stray].concat(),
+                && removal.under_way.unexpected.is_empty(),
+            reasons: [&removal.kept_broken[..], &removal.under_way.unexpected].concat(),
         });
         let answers: u64 = removal.answers_after.iter().sum();
         let failures = removal.failures_after.as_ref();
@@ -108,9 +108,9 @@ impl Claims {
         self.0.push(Claim {
             text: format!("{removed} gets nothing after its removal"),
             measured: format!("{astray} of {answers} requests"),
-            holds: astray == 0 && removal.orphans_answered == 0 && answers > 0,
-            reasons: (removal.orphans_answered > 0)
-                .then(|| format!("{} open connections go on", removal.orphans_answered))
+            holds: astray == 0 && removal.of_removed_answered == 0 && answers > 0,
+            reasons: (removal.of_removed_answered > 0)
+                .then(|| format!("{} open connections go on", removal.of_removed_answered))
                 .into_iter()
                 .collect(),
         });
@@ -153,12 +153,12 @@ impl fmt::Display for Claims {
 /// Returns the largest deviation of a count from its expectation, in standard deviations. It assumes that each
 /// request chooses independently, by weight.
 fn deviation(counts: &[u64], weights: &[u32]) -> f64 {
-    let all: f64 = counts.iter().map(|&count| real(count)).sum();
+    let all: f64 = counts.iter().map(|&count| as_f64(count)).sum();
     let total: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
     let farthest = counts.iter().zip(weights).map(|(&count, &weight)| {
         let share = f64::from(weight) / total;
         let sigma = (all * share * (1.0 - share)).sqrt();
-        match real(count) - all * share {
+        match as_f64(count) - all * share {
             0.0 => 0.0,
             off => off.abs() / sigma,
         }
@@ -173,7 +173,7 @@ fn percent(part: u64, whole: u64) -> String {
 
 /// Converts a count. This is exact, because the demo counts thousands, not 2^53.
 #[expect(clippy::cast_precision_loss, reason = "counts are small")]
-fn real(count: u64) -> f64 {
+fn as_f64(count: u64) -> f64 {
     count as f64
 }
 

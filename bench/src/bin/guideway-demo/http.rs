@@ -27,7 +27,7 @@ pub(crate) enum After {
 
 impl Connection {
     /// Connects from the network namespace of the calling thread.
-    pub(crate) fn open(to: SocketAddr) -> Result<Self> {
+    pub(crate) fn connect(to: SocketAddr) -> Result<Self> {
         let stream = TcpStream::connect_timeout(&to, TIMEOUT)
             .with_context(|| format!("cannot connect to {to}"))?;
         stream.set_read_timeout(Some(TIMEOUT))?;

@@ -86,7 +86,7 @@ pub(crate) fn row(row: &Row) -> String {
     let mut line = format!(
         "  {:<20}{:<14}{:>6}  ",
         row.service.address().to_string(),
-        way(row.service),
+        outer_header(row.service),
         row.failures.as_ref().map_or(0, |(_, count)| *count)
     );
     for (place, &answers) in row.answers.iter().enumerate() {
@@ -121,7 +121,7 @@ pub(crate) fn path(rows: &[Row]) -> String {
             page,
             "  {:<20}{:<13}",
             row.service.address().to_string(),
-            way(row.service)
+            outer_header(row.service)
         );
         for count in [
             packets.client_sent,
@@ -175,8 +175,8 @@ pub(crate) fn removal(removal: &Removal) -> String {
         &format!("open connections to {removed}"),
         format!(
             "{}: {} reset, its pod is no backend any more",
-            removal.orphans,
-            removal.orphans - removal.orphans_answered
+            removal.of_removed,
+            removal.of_removed - removal.of_removed_answered
         ),
     );
     line(
@@ -184,7 +184,7 @@ pub(crate) fn removal(removal: &Removal) -> String {
         format!(
             "{} cut off with {removed}, {} elsewhere",
             removal.under_way.cut_off,
-            removal.under_way.stray.len()
+            removal.under_way.unexpected.len()
         ),
     );
     let shares = removal
@@ -209,7 +209,7 @@ pub(crate) fn removal(removal: &Removal) -> String {
     page
 }
 
-fn way(service: &Service) -> String {
+fn outer_header(service: &Service) -> String {
     let family = |family| match family {
         Family::V4 => "v4",
         Family::V6 => "v6",

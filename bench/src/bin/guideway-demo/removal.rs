@@ -21,7 +21,7 @@ const SERVICE: &Service = &SERVICES[2];
 /// Index of the node whose pod is removed.
 const REMOVED: usize = 1;
 /// Number of connections that stay open and send request after request.
-const KEPT: usize = 40;
+const CONNECTIONS: usize = 40;
 /// Rounds of requests on them, before the removal and again after it.
 const ROUNDS: u64 = 60;
 const ROUND_PAUSE: Duration = Duration::from_millis(10);
@@ -46,15 +46,15 @@ pub(crate) struct Removal {
     /// Number of open connections to the other nodes whose slot has another owner.
     pub(crate) moved: usize,
     /// Number of open connections to the removed node.
-    pub(crate) orphans: usize,
+    pub(crate) of_removed: usize,
     /// Number of these that went on, against the configuration.
-    pub(crate) orphans_answered: usize,
+    pub(crate) of_removed_answered: usize,
     /// Number of answers by node to requests that began after the change.
     pub(crate) answers_after: Vec<u64>,
     /// The first failure among these requests, and their number.
     pub(crate) failures_after: Option<(String, usize)>,
     /// The requests that failed because they were under way at the change.
-    pub(crate) under_way: UnderWay,
+    pub(crate) under_way: RequestsAtChange,
 }
 
 impl Removal {
@@ -84,7 +84,7 @@ impl Removal {
         let (after, before): (Vec<Request>, Vec<Request>) = sent
             .into_iter()
             .partition(|request| request.began >= changed);
-        let (orphans, kept): (Vec<Open>, Vec<Open>) = open
+        let (of_removed, kept): (Vec<OpenConnection>, Vec<OpenConnection>) = open
             .into_iter()
             .partition(|connection| connection.node == removed.label());
         let (moved, kept) = split_by_slot(cluster, kept)?;
@@ -96,25 +96,28 @@ impl Removal {
             kept_answers: kept.iter().map(|connection| connection.answers).sum(),
             kept_broken: kept.into_iter().filter_map(|open| open.broken).collect(),
             moved: moved.len(),
-            orphans: orphans.len(),
-            orphans_answered: orphans.iter().filter(|open| open.broken.is_none()).count(),
+            of_removed: of_removed.len(),
+            of_removed_answered: of_removed
+                .iter()
+                .filter(|open| open.broken.is_none())
+                .count(),
             answers_after: traffic::answers(cluster, &after)?,
             failures_after: traffic::failures(&after),
-            under_way: UnderWay::explain(cluster, removed, before)?,
+            under_way: RequestsAtChange::explain(cluster, removed, before)?,
         })
     }
 }
 
 /// Requests that failed at the change.
 #[derive(Debug, Default)]
-pub(crate) struct UnderWay {
+pub(crate) struct RequestsAtChange {
     /// Number of requests to the removed node, or whose slot has another owner.
     pub(crate) cut_off: usize,
     /// Failures of requests that the change should not have affected.
-    pub(crate) stray: Vec<String>,
+    pub(crate) unexpected: Vec<String>,
 }
 
-impl UnderWay {
+impl RequestsAtChange {
     /// Asks the edge which node each failed request belonged to. Puts the removed node back for that.
     fn explain(cluster: &Cluster, removed: &Machine, requests: Vec<Request>) -> Result<Self> {
         let mut failed = Vec::new();
@@ -135,8 +138,8 @@ impl UnderWay {
             if node == removed.label() || node != node_after {
                 under_way.cut_off += 1;
             } else {
-                let stray = format!("{client} on {node}: {error:#}");
-                under_way.stray.push(stray);
+                let unexpected = format!("{client} on {node}: {error:#}");
+                under_way.unexpected.push(unexpected);
             }
         }
         Ok(under_way)
@@ -145,7 +148,10 @@ impl UnderWay {
 
 /// Separates connections whose slot has another owner from those whose slot has kept it. When a backend is
 /// removed, Maglev moves a few slots of the other backends.
-fn split_by_slot(cluster: &Cluster, open: Vec<Open>) -> Result<(Vec<Open>, Vec<Open>)> {
+fn split_by_slot(
+    cluster: &Cluster,
+    open: Vec<OpenConnection>,
+) -> Result<(Vec<OpenConnection>, Vec<OpenConnection>)> {
     let (mut moved, mut kept) = (Vec::new(), Vec::new());
     for connection in open {
         let owner = cluster.which(SERVICE, connection.client)?;
@@ -160,7 +166,7 @@ fn split_by_slot(cluster: &Cluster, open: Vec<Open>) -> Result<(Vec<Open>, Vec<O
 
 /// A connection that stays open.
 #[derive(Debug)]
-struct Open {
+struct OpenConnection {
     client: SocketAddr,
     node: String,
     answers: u64,
@@ -168,9 +174,9 @@ struct Open {
     connection: Connection,
 }
 
-impl Open {
+impl OpenConnection {
     fn new(to: SocketAddr) -> Result<Self> {
-        let mut connection = Connection::open(to)?;
+        let mut connection = Connection::connect(to)?;
         Ok(Self {
             client: connection.client()?,
             node: connection.get(After::KeepAlive)?,
@@ -198,13 +204,13 @@ fn keep_asking(
     to: SocketAddr,
     rounds: &AtomicU64,
     stop: &AtomicBool,
-) -> Result<Vec<Open>> {
+) -> Result<Vec<OpenConnection>> {
     cluster.client().namespace().run(|| {
-        let mut open = (0..KEPT)
-            .map(|_| Open::new(to))
+        let mut open = (0..CONNECTIONS)
+            .map(|_| OpenConnection::new(to))
             .collect::<Result<Vec<_>>>()?;
         while !stop.load(Ordering::Relaxed) {
-            open.iter_mut().for_each(Open::ask);
+            open.iter_mut().for_each(OpenConnection::ask);
             rounds.fetch_add(1, Ordering::Relaxed);
             thread::sleep(ROUND_PAUSE);
         }

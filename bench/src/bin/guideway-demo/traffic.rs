@@ -71,7 +71,7 @@ pub(crate) fn send(
 
 fn request(to: SocketAddr, due: Instant) -> Request {
     let began = Instant::now();
-    let connection = Connection::open(to);
+    let connection = Connection::connect(to);
     let client = connection
         .as_ref()
         .ok()

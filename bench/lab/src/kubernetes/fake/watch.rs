@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    Fault, Mishap, Shared, State,
+    Fault, OneTimeFault, Shared, State,
     http::{Chunks, Request, error, half},
     lock, store,
 };
@@ -19,8 +19,8 @@ const DEFAULT_SECONDS: u64 = 1800;
 /// The next step of a watch.
 enum Step {
     Tell(Vec<String>),
-    /// Suffer a mishap, with the events that are due.
-    Strike(Mishap, Vec<String>),
+    /// Suffer a fault, with the events that are due.
+    Strike(OneTimeFault, Vec<String>),
     /// Report that the version is too old.
     Expire,
     End,
@@ -36,29 +36,29 @@ impl Shared {
             Watch {
                 request,
                 version: request.number("resourceVersion").unwrap_or(0),
-                struck: state.mishaps(&request.resource).len(),
+                struck: state.one_time_faults(&request.resource).len(),
                 reversed: state.reversals(&request.resource),
             }
         };
         loop {
             match self.next(&mut watch, deadline) {
                 Step::Tell(lines) => chunks.write(&lines.concat())?,
-                Step::Strike(mishap, lines) => {
+                Step::Strike(fault, lines) => {
                     let next = lines.first().map_or("", String::as_str);
-                    match mishap {
-                        Mishap::Gone => break,
-                        Mishap::Cut => {
+                    match fault {
+                        OneTimeFault::Gone => break,
+                        OneTimeFault::Cut => {
                             chunks.write_half(next)?;
                             return stream.shutdown(Shutdown::Both);
                         }
-                        Mishap::Torn => {
+                        OneTimeFault::Torn => {
                             chunks.write(half(next))?;
                             return chunks.end();
                         }
-                        Mishap::Garbled => {
+                        OneTimeFault::Garbled => {
                             chunks.write(&lines.concat()[half(next).len()..])?;
                         }
-                        Mishap::Reset => return stream.shutdown(Shutdown::Both),
+                        OneTimeFault::Reset => return stream.shutdown(Shutdown::Both),
                     }
                 }
                 Step::Expire => break,
@@ -93,8 +93,10 @@ impl Shared {
 }
 
 impl State {
-    fn mishaps(&self, resource: &str) -> &[Mishap] {
-        self.mishaps.get(resource).map_or(&[], Vec::as_slice)
+    fn one_time_faults(&self, resource: &str) -> &[OneTimeFault] {
+        self.one_time_faults
+            .get(resource)
+            .map_or(&[], Vec::as_slice)
     }
 }
 
@@ -103,7 +105,7 @@ struct Watch<'request> {
     request: &'request Request,
     /// All changes up to this version have been sent.
     version: u64,
-    /// Number of mishaps that are over.
+    /// Number of one-time faults that are over.
     struck: usize,
     /// Number of times that held-back events have been sent after [`Fault::Reversed`] was lifted.
     reversed: usize,
@@ -113,21 +115,21 @@ impl Watch<'_> {
     fn step(&mut self, state: &State) -> Option<Step> {
         let resource = &self.request.resource;
         let fault = state.fault(resource);
-        let is_struck = state.mishaps(resource).len() > self.struck;
+        let is_struck = state.one_time_faults(resource).len() > self.struck;
         if fault == Some(Fault::Silent) || fault == Some(Fault::Reversed) && !is_struck {
             return None;
         }
         let Some(mut lines) = state.store.since(self.version, self.request) else {
             return Some(Step::Expire);
         };
-        if let Some(&mishap) = state.mishaps(resource).get(self.struck) {
-            let needs_event = !matches!(mishap, Mishap::Gone | Mishap::Reset);
+        if let Some(&fault) = state.one_time_faults(resource).get(self.struck) {
+            let needs_event = !matches!(fault, OneTimeFault::Gone | OneTimeFault::Reset);
             if needs_event && lines.is_empty() {
                 return None;
             }
             self.struck += 1;
             self.version = state.store.version();
-            return Some(Step::Strike(mishap, lines));
+            return Some(Step::Strike(fault, lines));
         }
         self.version = state.store.version();
         let reversals = state.reversals(resource);

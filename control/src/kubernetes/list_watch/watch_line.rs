@@ -10,7 +10,7 @@ use super::{Decoded, Event, WatchError};
 use crate::kubernetes::schema;
 
 #[derive(Deserialize)]
-struct Line<T> {
+struct WatchLine<T> {
     r#type: Kind,
     object: T,
 }
@@ -30,16 +30,17 @@ pub(super) fn read<K>(line: &[u8]) -> Result<(Option<Event<K>>, Option<String>),
 where
     K: Resource<DynamicType = ()> + DeserializeOwned,
 {
-    let is_object = |line: &Line<K>| {
+    let is_object = |line: &WatchLine<K>| {
         let is_object = matches!(line.r#type, Kind::Added | Kind::Modified | Kind::Deleted);
         is_object && line.object.meta().name.is_some()
     };
     // Nearly all lines hold a whole object and are decoded in one pass: those of Nodes are many and long.
     let whole = serde_json::from_slice(line).ok().filter(is_object);
     let (kind, object) = match whole {
-        Some(Line { r#type, object }) => (r#type, Ok(object)),
+        Some(WatchLine { r#type, object }) => (r#type, Ok(object)),
         None => {
-            let line: Line<Value> = serde_json::from_slice(line).map_err(WatchError::NoEvent)?;
+            let line: WatchLine<Value> =
+                serde_json::from_slice(line).map_err(WatchError::NoEvent)?;
             if line.r#type == Kind::Error {
                 let status: Box<Status> =
                     serde_json::from_value(line.object).map_err(WatchError::NoEvent)?;

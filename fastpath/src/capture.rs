@@ -130,7 +130,7 @@ pub struct Capture {
     pins: Pins,
     options: Options,
     interfaces: Vec<Interface>,
-    place: Place,
+    slot: CaptureSlot,
     events: RingBuf<MapData>,
     lost: PerCpuArray<MapData, u64>,
     lost_before: u64,
@@ -154,27 +154,27 @@ impl Capture {
     pub fn start(pins: &Pins, options: &Options) -> Result<Self, CaptureError> {
         let interfaces = interfaces(pins, &options.interfaces)?;
         check_build(pins)?;
-        let mut place = Place::open(pins)?;
-        if let Some(owner) = place.owner()? {
+        let mut slot = CaptureSlot::open(pins)?;
+        if let Some(owner) = slot.owner()? {
             return Err(CaptureError::Busy { owner });
         }
-        let mut events: RingBuf<MapData> = open(pins, map::EVENTS, Map::RingBuf)?;
+        let mut events: RingBuf<MapData> = open_pinned(pins, map::EVENTS, Map::RingBuf)?;
         // Frames that an earlier capture has left.
         while events.next().is_some() {}
-        let lost = open(pins, map::EVENTS_LOST, Map::PerCpuArray)?;
+        let lost = open_pinned(pins, map::EVENTS_LOST, Map::PerCpuArray)?;
         let lost_before = sum(&lost)?;
-        place.rent(settings(options, &interfaces)?)?;
+        slot.rent(settings(options, &interfaces)?)?;
         let mut capture = Self {
             pins: pins.clone(),
             options: options.clone(),
             interfaces,
-            place,
+            slot,
             events,
             lost,
             lost_before,
             renewed: Instant::now(),
         };
-        capture.place.fill(pins)?;
+        capture.slot.fill(pins)?;
         Ok(capture)
     }
 
@@ -229,27 +229,26 @@ impl Capture {
     ///
     /// Fails if the program cannot be removed from its slot.
     pub fn stop(&mut self) -> Result<(), CaptureError> {
-        self.place.clear()
+        self.slot.clear()
     }
 
     fn renew(&mut self) -> Result<(), CaptureError> {
-        if self.renewed.elapsed() < RENEWAL || !self.place.is_rented {
+        if self.renewed.elapsed() < RENEWAL || !self.slot.is_rented {
             return Ok(());
         }
-        match self.place.owner()? {
+        match self.slot.owner()? {
             Some(owner) if owner == process::id() => {}
             // This process was held up for so long that its lease ended.
-            None => self.place.program = None,
+            None => self.slot.program = None,
             Some(owner) => {
-                self.place.is_rented = false;
+                self.slot.is_rented = false;
                 return Err(CaptureError::Busy { owner });
             }
         }
         self.renewed = Instant::now();
         self.interfaces = interfaces(&self.pins, &self.options.interfaces)?;
-        self.place
-            .rent(settings(&self.options, &self.interfaces)?)?;
-        self.place.fill(&self.pins)
+        self.slot.rent(settings(&self.options, &self.interfaces)?)?;
+        self.slot.fill(&self.pins)
     }
 }
 
@@ -280,7 +279,7 @@ impl Captured {
 }
 
 /// The slot of the capturing program, and the settings of the capture.
-struct Place {
+struct CaptureSlot {
     slots: ProgramArray<MapData>,
     settings: Array<MapData, Settings>,
     /// Id of the program that was put in the slot.
@@ -288,11 +287,11 @@ struct Place {
     is_rented: bool,
 }
 
-impl Place {
+impl CaptureSlot {
     fn open(pins: &Pins) -> Result<Self, CaptureError> {
         Ok(Self {
-            slots: open(pins, map::CAPTURE, Map::ProgramArray)?,
-            settings: open(pins, map::CAPTURE_SETTINGS, Map::Array)?,
+            slots: open_pinned(pins, map::CAPTURE, Map::ProgramArray)?,
+            settings: open_pinned(pins, map::CAPTURE_SETTINGS, Map::Array)?,
             program: None,
             is_rented: false,
         })
@@ -351,7 +350,7 @@ impl Place {
     }
 }
 
-fn open<M: TryFrom<Map, Error = MapError>>(
+fn open_pinned<M: TryFrom<Map, Error = MapError>>(
     pins: &Pins,
     name: &'static str,
     wrap: fn(MapData) -> Map,
@@ -365,11 +364,11 @@ fn open<M: TryFrom<Map, Error = MapError>>(
 ///
 /// Fails if the maps cannot be used.
 pub fn clear_away(pins: &Pins) -> Result<(), CaptureError> {
-    let mut place = Place::open(pins)?;
-    let settings = place.settings()?;
-    if settings.owner != 0 && place.owner()?.is_none() {
-        place.is_rented = true;
-        place.clear()?;
+    let mut slot = CaptureSlot::open(pins)?;
+    let settings = slot.settings()?;
+    if settings.owner != 0 && slot.owner()?.is_none() {
+        slot.is_rented = true;
+        slot.clear()?;
     }
     Ok(())
 }

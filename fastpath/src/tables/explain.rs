@@ -177,35 +177,35 @@ struct Run {
 impl Run {
     fn of(tables: &Tables, mut frame: HostFrame, ingress: u32) -> Self {
         let world = ReadOnly::new(tables, ingress);
-        let mut told = Vec::new();
-        let flow = flow_of(&frame, &mut told);
+        let mut steps = Vec::new();
+        let flow = flow_of(&frame, &mut steps);
         let client_port = flow.as_ref().map(Flow::source_port);
-        let mut steps = Steps {
+        let mut recorder = TraceRecorder {
             tables,
             flow,
             service: None,
-            told,
+            steps,
         };
         let mut is_new = false;
         let mut action = process::process(&mut frame, &world, ingress);
-        steps.look_ups(&world);
+        recorder.look_ups(&world);
         // A frame passes few stages, one of them twice. The loop has a bound all the same.
         for _ in Stage::ALL {
             let Action::Continue(stage) = action else {
                 break;
             };
-            steps.tell("stage", format!("goes on in {}", stage.program()));
+            recorder.record("stage", format!("goes on in {}", stage.program()));
             is_new |= stage == Stage::NatBegin;
             action = process::resume(stage, &mut frame, &world, ingress);
-            steps.look_ups(&world);
+            recorder.look_ups(&world);
         }
         for (target, answer) in world.fib().asked() {
             let found = answer.map_or_else(|reason| format!("no way: {reason}"), next_hop);
-            steps.tell("fib", format!("to {target}: {found}"));
+            recorder.record("fib", format!("to {target}: {found}"));
         }
         let translated = world.translation().map(|by| translated(by, is_new));
         if let Some(translated) = translated {
-            steps.tell("nat", translated.to_string());
+            recorder.record("nat", translated.to_string());
         }
         let shown = flow_of(&frame, &mut Vec::new());
         if let (Action::Pass, Some(own), Some(shown)) =
@@ -213,14 +213,14 @@ impl Run {
             && own != shown
         {
             let text = format!("the client's port {own} is {shown} at the pod");
-            steps.tell("flow", text);
+            recorder.record("flow", text);
         }
         let counted = world.counted();
         for one in &counted {
-            steps.tell("count", counter(tables, *one));
+            recorder.record("count", counter(tables, *one));
         }
         Self {
-            steps: steps.told,
+            steps: recorder.steps,
             after: frame.bytes().to_vec(),
             translated,
             verdict: outcome(action, &counted, ingress),
@@ -245,20 +245,20 @@ fn outcome(action: Action, counted: &[Counted], ingress: u32) -> Outcome {
 }
 
 /// The record of a run.
-struct Steps<'t> {
+struct TraceRecorder<'t> {
     tables: &'t Tables,
     flow: Option<Flow>,
     /// The service that was found last.
     service: Option<Service>,
-    told: Vec<TraceStep>,
+    steps: Vec<TraceStep>,
 }
 
-impl Steps<'_> {
+impl TraceRecorder<'_> {
     /// Records a step once: stages repeat look-ups.
-    fn tell(&mut self, name: &'static str, text: String) {
+    fn record(&mut self, name: &'static str, text: String) {
         let step = TraceStep { name, text };
-        if !self.told.contains(&step) {
-            self.told.push(step);
+        if !self.steps.contains(&step) {
+            self.steps.push(step);
         }
     }
 
@@ -266,22 +266,22 @@ impl Steps<'_> {
     fn look_ups(&mut self, world: &ReadOnly<'_>) {
         for look_up in world.take_look_ups() {
             match look_up {
-                LookUp::Service(at, None) => self.tell("service", format!("none at {at}")),
+                LookUp::Service(at, None) => self.record("service", format!("none at {at}")),
                 LookUp::Service(at, Some(id)) => {
                     self.service = self.tables.service.read(id);
                     let rules = self.service.as_ref().map_or(String::new(), rules);
-                    self.tell("service", format!("{id} at {at}{rules}"));
+                    self.record("service", format!("{id} at {at}{rules}"));
                 }
-                LookUp::LocalFlow => self.tell("policy", "a flow of the kernel's own".to_owned()),
+                LookUp::LocalFlow => self.record("policy", "a flow of the kernel's own".to_owned()),
                 LookUp::SourceRange(is_in) => {
                     let done = if is_in { "admitted" } else { "refused" };
-                    self.tell("policy", format!("{done} by the source ranges"));
+                    self.record("policy", format!("{done} by the source ranges"));
                 }
                 LookUp::Pod(tag, Some(id)) => {
-                    self.tell("pod", format!("tag {tag} is backend {id}"));
+                    self.record("pod", format!("tag {tag} is backend {id}"));
                 }
                 LookUp::Pod(tag, None) => {
-                    self.tell("pod", format!("tag {tag} is no pod of this machine"));
+                    self.record("pod", format!("tag {tag} is no pod of this machine"));
                 }
                 LookUp::Slot(index) => self.slot(index),
                 LookUp::Backend(id) => self.backend(id),
@@ -305,16 +305,16 @@ impl Steps<'_> {
         });
         if let Some((slot, slots)) = found {
             let text = format!("{slot} of {slots}, by hash {hash:#010x} of the {by}");
-            self.tell("slot", text);
+            self.record("slot", text);
         }
     }
 
     fn backend(&mut self, id: u32) {
         let Some(entry) = self.tables.backends.get(id).filter(|_| id != 0) else {
-            return self.tell("slot", "no backend".to_owned());
+            return self.record("slot", "no backend".to_owned());
         };
         let (key, tag) = (backend_key(entry), Tag(entry.tag).pod_bits());
-        self.tell("backend", format!("{id}: {key}, tag {tag}"));
+        self.record("backend", format!("{id}: {key}, tag {tag}"));
         let hop = match entry.next_hop {
             _ if entry.flags & BACKEND_LOCAL != 0 => "this machine".to_owned(),
             0 => "unresolved; the datapath asks the kernel's FIB".to_owned(),
@@ -323,7 +323,7 @@ impl Steps<'_> {
                 None => format!("{id}, which is not there"),
             },
         };
-        self.tell("next hop", hop);
+        self.record("next hop", hop);
     }
 }
 

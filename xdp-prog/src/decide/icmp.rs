@@ -28,11 +28,11 @@ use crate::{
 /// Decides what becomes of a bare ICMP message.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
-    with_packet!(frame, packet => sort(frame, tables, &packet), reason => Verdict::Pass(reason))
+    with_packet!(frame, packet => decide_message(frame, tables, &packet), reason => Verdict::Pass(reason))
 }
 
 #[inline(always)]
-fn sort<'t, F: Frame, A: Messages, T: World>(
+fn decide_message<'t, F: Frame, A: Messages, T: World>(
     frame: &F,
     tables: &'t T,
     packet: &Packet<A>,

@@ -16,7 +16,7 @@ use core::{hint::black_box, mem::offset_of};
 use super::{
     ChecksumField, Covered, Memory, Outcome, Skb, flows, hairpin,
     headers::Headers,
-    rewrite::{set_source, two},
+    rewrite::{set_source, store_words},
 };
 use crate::{
     abi::{AddressKey, PodFlow, Tuple},
@@ -115,7 +115,7 @@ fn read<S: Skb>(skb: &mut S, packet: &Headers) -> Option<Quote> {
         }
     };
     // RFC 792 promises only eight bytes of the quote behind the IP header.
-    let ports = behind(quote.l4, 8);
+    let ports = offset_after(quote.l4, 8);
     if ports > packet.end {
         return None;
     }
@@ -128,7 +128,7 @@ fn read<S: Skb>(skb: &mut S, packet: &Headers) -> Option<Quote> {
 /// Linux 6.12 remembers it for a plain sum. When a comparison then leaves one possible value, the bounds of the
 /// offset are lost ("const tnum out of sync"). A mask makes the verifier forget, if LLVM does not see through it.
 #[inline(always)]
-fn behind(offset: usize, length: usize) -> usize {
+fn offset_after(offset: usize, length: usize) -> usize {
     (black_box(offset) + length) & 0xffff
 }
 
@@ -177,7 +177,7 @@ fn quoted_v6<S: Skb>(skb: &mut S, l3: usize, end: usize) -> Option<Quote> {
         pod: AddressKey::v6(header.destination),
     };
     if quote.protocol == protocol::FRAGMENT {
-        let ports = behind(quote.l4, Extension::LENGTH);
+        let ports = offset_after(quote.l4, Extension::LENGTH);
         if ports > end {
             return None;
         }
@@ -240,7 +240,7 @@ fn rewrite<S: Skb>(
     skb.store(quote.l4, words, size_of::<Ports>())?;
     if let Some(change) = transport {
         message = message.replace_u16(change.old, change.new);
-        skb.store(change.offset, two(change.new.to_be_bytes()), 2)?;
+        skb.store(change.offset, store_words(change.new.to_be_bytes()), 2)?;
     }
     let field = ChecksumField {
         offset: packet.l4 + offset_of!(Icmp, checksum),
@@ -271,7 +271,7 @@ fn transport_checksum<S: Skb>(
             protocol::UDP => offset_of!(Udp, checksum),
             _ => return None,
         };
-    if behind(offset, 2) > end {
+    if offset_after(offset, 2) > end {
         return None;
     }
     let old = u16::from_be_bytes(*skb.view::<[u8; 2]>(offset)?);

@@ -141,6 +141,6 @@ pub(super) fn view_mut<T: Wire, S: Skb>(skb: &mut S, offset: usize) -> Result<&m
 
 /// Puts two bytes into the form that [`Skb::store`] takes.
 #[inline(always)]
-pub(super) const fn two([a, b]: [u8; 2]) -> [u64; 2] {
+pub(super) const fn store_words([a, b]: [u8; 2]) -> [u64; 2] {
     [u64::from_ne_bytes([a, b, 0, 0, 0, 0, 0, 0]), 0]
 }

@@ -93,13 +93,13 @@ fn route(ingress: u32, target: IpAddr) -> Result<(Resolver, Option<u32>), String
     if !facts::forwards(&came_in, target.is_ipv4()) {
         return Err(format!("forwarding is off on {came_in}"));
     }
-    let mut resolver = Resolver::new().map_err(told)?;
-    let device = resolver.device(target).map_err(told)?;
+    let mut resolver = Resolver::new().map_err(error_text)?;
+    let device = resolver.device(target).map_err(error_text)?;
     Ok((resolver, device))
 }
 
 fn next_hop(resolver: &mut Resolver, target: IpAddr) -> Result<NextHop, String> {
-    match resolver.resolve(target).map_err(told)? {
+    match resolver.resolve(target).map_err(error_text)? {
         // The helper returns no source address.
         Resolution::Resolved(hop) => Ok(NextHop {
             source: [0; 16],
@@ -111,6 +111,6 @@ fn next_hop(resolver: &mut Resolver, target: IpAddr) -> Result<NextHop, String> 
     }
 }
 
-fn told(error: NetlinkError) -> String {
+fn error_text(error: NetlinkError) -> String {
     error.to_string()
 }

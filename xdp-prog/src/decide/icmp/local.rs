@@ -24,7 +24,7 @@ pub fn decide<'t, F: Frame, T: World>(
     frame: &F,
     tables: &'t T,
 ) -> Result<DeliverError<'t>, Verdict<'t>> {
-    let place = receive::locate(frame, tables)?;
+    let place = receive::find_packet(frame, tables)?;
     let Some(place) = place.relayed(tables) else {
         return Err(Verdict::Drop(DropReason::StageMissing));
     };

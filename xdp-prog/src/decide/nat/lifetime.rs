@@ -124,15 +124,20 @@ pub(super) const fn marked_by_backend(mark: NatMark, says: u32, now: u64) -> Nat
     NatMark::new(if renews { now } else { mark.time() }, noted)
 }
 
-/// Removes a forward entry that is over. If `not` is the flow's present reply key, it also removes an entry with
-/// another one: the backend or the NAT address has changed.
+/// Removes a forward entry that is over. If `current_reply` is the flow's present reply key, it also removes an entry
+/// with another one: the backend or the NAT address has changed.
 #[inline(always)]
-pub(super) fn forget<T: NatFlows>(tables: &T, key: &Tuple, not: Option<&Tuple>, now: u64) {
+pub(super) fn forget<T: NatFlows>(
+    tables: &T,
+    key: &Tuple,
+    current_reply: Option<&Tuple>,
+    now: u64,
+) {
     if !tables.claim_nat(key) {
         return;
     }
     if let Some(entry) = tables.see_nat_forward(key, |_| None) {
-        let is_stale = match not {
+        let is_stale = match current_reply {
             Some(reply) => !entry.is_answered_as(reply),
             None => false,
         };

@@ -42,7 +42,7 @@ pub fn open_frame<'t, F: Frame, T: Tables + Shortcuts>(
     frame: &F,
     tables: &T,
 ) -> Result<Decap, Verdict<'t>> {
-    let place = locate(frame, tables)?;
+    let place = find_packet(frame, tables)?;
     if place.is_encapsulated() {
         Ok(place)
     } else {
@@ -56,15 +56,15 @@ pub fn open_frame<'t, F: Frame, T: Tables + Shortcuts>(
 ///
 /// Returns the verdict on a frame whose packet cannot be read, or must not be.
 #[inline(always)]
-pub fn locate<'t, F: Frame, T: Tables + Shortcuts>(
+pub fn find_packet<'t, F: Frame, T: Tables + Shortcuts>(
     frame: &F,
     tables: &T,
 ) -> Result<Decap, Verdict<'t>> {
-    with_packet!(frame, outer => open(tables, &outer), reason => Err(Verdict::Pass(reason)))
+    with_packet!(frame, outer => find_inner(tables, &outer), reason => Err(Verdict::Pass(reason)))
 }
 
 #[inline(always)]
-fn open<'t, A: Ip, T: Tables + Shortcuts>(
+fn find_inner<'t, A: Ip, T: Tables + Shortcuts>(
     tables: &T,
     outer: &Packet<A>,
 ) -> Result<Decap, Verdict<'t>> {

@@ -37,7 +37,7 @@ pub use objects::node;
 pub use parts::ProxyMode;
 pub use programs::program;
 
-use crate::{Namespace, Process, Result, Signal, Veth, output, topology::cidr, wait_for};
+use crate::{Namespace, Process, Result, Signal, Veth, output, route::cidr, wait_for};
 
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 const END_TIMEOUT: Duration = Duration::from_secs(30);

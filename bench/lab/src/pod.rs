@@ -15,8 +15,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::{
-    Cidr, Link, Machine, Namespace, Result, Route, Veth, output,
-    topology::{FarEnd, cidr, decimal_as_hex},
+    Cidr, Link, Machine, Namespace, Result, Route, Veth,
+    machine::FarEnd,
+    output,
+    route::{cidr, decimal_as_hex},
 };
 
 const GATEWAY_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 1, 1));

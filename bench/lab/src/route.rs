@@ -48,6 +48,19 @@ impl Cidr {
     }
 }
 
+pub(crate) fn cidr(address: impl Into<IpAddr>, length: u8) -> Cidr {
+    Cidr {
+        address: address.into(),
+        length,
+    }
+}
+
+/// Converts 11 to 0x11, so that an IPv6 address reads like the IPv4 address.
+pub(crate) fn decimal_as_hex(number: u8) -> u16 {
+    let number = u16::from(number);
+    number / 100 * 0x100 + number / 10 % 10 * 0x10 + number % 10
+}
+
 impl fmt::Display for Cidr {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}/{}", self.address, self.length)

@@ -23,9 +23,9 @@ use kube::api::ListParams;
 use kube::{Api, Client};
 use tokio::sync::{mpsc, watch};
 
-use self::format::{LABEL, LABEL_VALUE, LEASE_PREFIX, edge_of};
+use self::format::{LABEL, LABEL_VALUE, LEASE_PREFIX, LeaseContent, edge_of};
 use self::own_node::OwnNode;
-use self::renewal::{Renewal, renew};
+use self::renewal::renew;
 use super::list_watch::{Event, WatchError, list_watch, list_watch_with};
 use super::request_errors::{Purpose, RequestErrors};
 use super::schema::{Lease, NodeMetadata};
@@ -228,7 +228,7 @@ pub async fn follow(
         {
             let may_announce = shown.may_announce(labels);
             election.set_eligible(may_announce);
-            let renewal = may_announce.then(|| Renewal {
+            let renewal = may_announce.then(|| LeaseContent {
                 addresses: shown.node_addresses.clone(),
                 macs: shown.macs.clone(),
                 owner: node.as_owner(),

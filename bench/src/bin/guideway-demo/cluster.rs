@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use lab::{Guideway, Machine, Process, Topology, serve_page, vip_v4, vip_v6, wait_for};
 
-use crate::page;
+use crate::progress;
 
 /// The weights of the nodes, one for each node.
 pub(crate) const WEIGHTS: [u32; 3] = [1, 1, 2];
@@ -125,8 +125,8 @@ impl Cluster {
             .pods(1)
             .build()
             .context("cannot build the network; the demo needs root")?;
-        print!("{}", page::network(&net));
-        page::step("network", "10 namespaces, veth and a bridge", began);
+        print!("{}", progress::network(&net, &WEIGHTS));
+        progress::step("network", "10 namespaces, veth and a bridge", began);
 
         let mut cluster = Self {
             agents: Vec::new(),
@@ -136,7 +136,7 @@ impl Cluster {
         };
         let began = Instant::now();
         cluster.start_servers()?;
-        page::step(
+        progress::step(
             "servers",
             "nginx in a pod on each node, on port 8080",
             began,
@@ -162,7 +162,7 @@ impl Cluster {
             self.guideway
                 .wait_until_ready(machine.namespace(), &mut agent.process)?;
         }
-        page::step("agents", "guideway run on the edge and each node", began);
+        progress::step("agents", "guideway run on the edge and each node", began);
         Ok(())
     }
 

@@ -8,6 +8,7 @@ mod claims;
 mod cluster;
 mod http;
 mod page;
+mod progress;
 mod removal;
 mod traffic;
 
@@ -32,7 +33,7 @@ const PACE: Duration = Duration::from_millis(1);
 
 fn main() -> ExitCode {
     let began = Instant::now();
-    print!("{}", page::title());
+    print!("{}", progress::title());
     let mut cluster = match Cluster::start() {
         Ok(cluster) => cluster,
         Err(error) => return failed(&error, ""),

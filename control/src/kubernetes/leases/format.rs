@@ -1,15 +1,16 @@
 //! The content of an edge's Lease.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::str::FromStr;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::api::ObjectMeta;
 
-use super::renewal::Renewal;
 use crate::announce::election::LEASE_DURATION;
-use crate::announce::{Edge, LeaseNamespace};
+use crate::announce::{Edge, LeaseNamespace, Mac};
 use crate::kubernetes::schema::{Lease, LeaseSpec, micro_time};
 
 /// Prefix of a Lease's name, before the edge's name. The chart's admission policy uses it too.
@@ -21,6 +22,17 @@ pub(super) const LABEL_VALUE: &str = "edge";
 const ADDRESSES: &str = "guideway.dev/node-addresses";
 /// Annotation with the MACs by which the edge announces addresses, separated by commas.
 const MACS: &str = "guideway.dev/macs";
+
+/// The content of this edge's Lease.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct LeaseContent {
+    /// The addresses by which endpoints name the edge's Node.
+    pub(super) addresses: BTreeSet<IpAddr>,
+    /// The MACs by which it announces addresses.
+    pub(super) macs: BTreeSet<Mac>,
+    /// The Node as owner, if the edge is a Node.
+    pub(super) owner: Option<OwnerReference>,
+}
 
 /// Reads the edge that a Lease stands for. Returns `None` if the Lease's name does not match its holder:
 /// otherwise a writer of one Lease could speak for every edge.
@@ -51,7 +63,7 @@ pub(super) fn lease_name(edge: &str) -> String {
     format!("{LEASE_PREFIX}{edge}")
 }
 
-pub(super) fn lease(edge: &str, said: &Renewal, now: Timestamp) -> Lease {
+pub(super) fn lease(edge: &str, said: &LeaseContent, now: Timestamp) -> Lease {
     let addresses: Vec<String> = said.addresses.iter().map(ToString::to_string).collect();
     let macs: Vec<String> = said.macs.iter().map(ToString::to_string).collect();
     let annotations = [(ADDRESSES, addresses), (MACS, macs)];

@@ -1,7 +1,5 @@
 //! Renews this edge's own Lease.
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -10,9 +8,9 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use tokio::sync::watch;
 
-use super::format::lease;
+use super::format::{LeaseContent, lease};
+use crate::announce::LoopHeartbeat;
 use crate::announce::election::RENEWAL_PERIOD;
-use crate::announce::{LoopHeartbeat, Mac};
 use crate::chain::chain;
 use crate::kubernetes::request_errors::{Purpose, RequestErrors};
 use crate::kubernetes::schema::Lease;
@@ -26,22 +24,11 @@ const FRESH: Duration = Duration::from_millis(500);
 /// Pause between two looks at a loop that shows no sign of life.
 const FRESH_PAUSE: Duration = Duration::from_millis(50);
 
-/// The content of this edge's Lease.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Renewal {
-    /// The addresses by which endpoints name the edge's Node.
-    pub(super) addresses: BTreeSet<IpAddr>,
-    /// The MACs by which it announces addresses.
-    pub(super) macs: BTreeSet<Mac>,
-    /// The Node as owner, if the edge is a Node.
-    pub(super) owner: Option<OwnerReference>,
-}
-
 /// Renews this edge's Lease for ever, while `to_renew` has a content.
 pub(super) async fn renew(
     leases: Api<Lease>,
     edge: String,
-    mut to_renew: watch::Receiver<Option<Renewal>>,
+    mut to_renew: watch::Receiver<Option<LeaseContent>>,
     heartbeat: LoopHeartbeat,
     request_errors: RequestErrors,
 ) {

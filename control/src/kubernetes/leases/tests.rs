@@ -9,8 +9,8 @@ use super::*;
 
 const MAC: Mac = Mac([2, 0, 0, 0, 0, 0x17]);
 
-fn renewal(addresses: BTreeSet<IpAddr>) -> Renewal {
-    Renewal {
+fn renewal(addresses: BTreeSet<IpAddr>) -> LeaseContent {
+    LeaseContent {
         addresses,
         macs: [MAC].into(),
         owner: None,

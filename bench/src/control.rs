@@ -32,6 +32,7 @@ mod agent;
 mod cluster;
 mod nodes;
 mod report;
+mod scenario;
 mod source;
 mod usage;
 mod wire;
@@ -53,6 +54,7 @@ use self::{
 pub use self::{
     cluster::Cluster,
     report::{Figure, Report, ScenarioFigures},
+    scenario::Scenario,
     source::Source,
 };
 use crate::{
@@ -61,12 +63,12 @@ use crate::{
 };
 
 /// How long to wait for a packet that follows a change.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PACKET_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time between two single changes. It is longer than the agent gathers changes, and than it waits for packets
 /// in flight before it reuses freed memory.
-const GAP: Duration = Duration::from_millis(100);
+const CHANGE_PAUSE: Duration = Duration::from_millis(100);
 /// Number of services whose tables are probed after the start, all over the cluster.
-const TRIED: u32 = 16;
+const PROBED_SERVICES: u32 = 16;
 /// Time between two changes of a storm that are measured.
 const STORM_SAMPLE: Duration = Duration::from_millis(500);
 /// Time between two batches of a storm's changes.
@@ -89,93 +91,6 @@ const MOST_HEARTBEAT_US: f64 = 200.0;
 const ENDPOINT_BYTES: f64 = 1536.0;
 const SERVICE_BYTES: f64 = 3072.0;
 const MIB: f64 = (1 << 20) as f64;
-
-/// A cluster and the measurements made with it.
-#[derive(Clone, Copy, Debug)]
-pub struct Scenario {
-    /// Where the cluster comes from.
-    pub source: Source,
-    /// The size of the cluster.
-    pub cluster: Cluster,
-    /// Number of single changes.
-    pub changes: u32,
-    /// Changes per second of the storm, and its duration.
-    pub storm: Option<(u32, Duration)>,
-    /// Heartbeats of Nodes per second, and for how long.
-    pub heartbeats: Option<(u32, Duration)>,
-    /// Duration of the measurement while nothing changes.
-    pub idle: Duration,
-}
-
-/// Duration of the measurement of heartbeats.
-const HEARTBEATS_LAST: Duration = Duration::from_secs(20);
-
-impl Scenario {
-    /// The scenarios of the size that Guideway is made for.
-    pub const ALL: [Self; 4] = [
-        Self {
-            source: Source::Recorded,
-            cluster: Cluster {
-                services: 10_000,
-                endpoints: 2,
-                nodes: 500,
-            },
-            changes: 1_000,
-            storm: None,
-            heartbeats: None,
-            idle: Duration::from_secs(70),
-        },
-        Self {
-            source: Source::Recorded,
-            cluster: Cluster {
-                services: 44_000,
-                endpoints: 1,
-                nodes: 500,
-            },
-            changes: 200,
-            storm: Some((1_000, Duration::from_secs(30))),
-            heartbeats: None,
-            idle: Duration::from_secs(70),
-        },
-        Self {
-            source: Source::Real,
-            cluster: Cluster {
-                services: 5_000,
-                endpoints: 50,
-                nodes: 500,
-            },
-            changes: 200,
-            storm: None,
-            heartbeats: None,
-            idle: Duration::from_secs(70),
-        },
-        Self {
-            source: Source::Recorded,
-            cluster: Cluster {
-                services: 1_000,
-                endpoints: 2,
-                nodes: 2_500,
-            },
-            changes: 200,
-            storm: None,
-            // Each kubelet of the cluster writes every ten seconds, which is the maximum.
-            heartbeats: Some((250, HEARTBEATS_LAST)),
-            idle: Duration::from_secs(70),
-        },
-    ];
-
-    /// Returns the scenario with another number of Nodes.
-    pub fn with_nodes(mut self, nodes: u32) -> Self {
-        self.cluster.nodes = nodes;
-        self
-    }
-
-    /// Returns the scenario with another rate of heartbeats, per second.
-    pub fn with_heartbeats(mut self, rate: u32) -> Self {
-        self.heartbeats = Some((rate, HEARTBEATS_LAST));
-        self
-    }
-}
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -247,13 +162,13 @@ fn measure_agent(
         once(start.total.as_secs_f64()),
         None,
     );
-    let distance = (cluster.services / TRIED).max(1) as usize;
+    let distance = (cluster.services / PROBED_SERVICES).max(1) as usize;
     for service in (0..cluster.services).step_by(distance) {
         prober
             .wait_for(
                 Cluster::vip(service),
                 Cluster::node_address(service % cluster.nodes),
-                PATIENCE,
+                PACKET_TIMEOUT,
             )
             .context("the tables are not as the lists were")?;
     }
@@ -355,7 +270,7 @@ fn measure_agent(
 fn single_changes(scenario: &Scenario, server: &Server, prober: &mut Prober) -> Result<Vec<f64>> {
     let cluster = &scenario.cluster;
     let change = |number: u32| {
-        thread::sleep(GAP);
+        thread::sleep(CHANGE_PAUSE);
         let (service, round) = (number % cluster.services, number / cluster.services + 1);
         let took = change_one(server, prober, cluster, service, round)?;
         Ok(took.as_secs_f64() * 1e3)
@@ -374,7 +289,11 @@ fn change_one(
     let node = cluster.node_of_change(service, round);
     let begun = Instant::now();
     server.put_slice(cluster, service, round)?;
-    prober.wait_for(Cluster::vip(service), Cluster::node_address(node), PATIENCE)?;
+    prober.wait_for(
+        Cluster::vip(service),
+        Cluster::node_address(node),
+        PACKET_TIMEOUT,
+    )?;
     Ok(begun.elapsed())
 }
 

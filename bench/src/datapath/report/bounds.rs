@@ -1,0 +1,270 @@
+//! The bounds of the figures, and how the report keeps them.
+
+use std::{fmt, ops::RangeInclusive};
+
+use super::{Report, Row};
+use crate::{
+    datapath::{Order, System},
+    stats::Estimate,
+};
+
+/// A bound of a figure. It must hold for the whole interval of the figure.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Limit {
+    /// The figure must not be lower.
+    Least(f64),
+    /// The figure must not be higher.
+    Most(f64),
+}
+
+impl Limit {
+    /// Compares a figure with the bound.
+    pub fn judge(self, figure: &Estimate) -> Outcome {
+        let (holds, fails) = match self {
+            Self::Least(bound) => (figure.low >= bound, figure.high < bound),
+            Self::Most(bound) => (figure.high <= bound, figure.low > bound),
+        };
+        match (holds, fails) {
+            (true, _) => Outcome::Holds,
+            (_, true) => Outcome::Fails,
+            _ => Outcome::Inconclusive,
+        }
+    }
+
+    /// Returns how far a figure exceeds the bound; negative if it is within.
+    fn excess(self, figure: &Estimate) -> f64 {
+        match self {
+            Self::Least(bound) => bound - figure.value,
+            Self::Most(bound) => figure.value - bound,
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Least(bound) => f.pad(&format!(">= {bound:.2}")),
+            Self::Most(bound) => f.pad(&format!("<= {bound:.2}")),
+        }
+    }
+}
+
+/// A bound for systems, with a range of flows in turn.
+struct Bound(
+    &'static str,
+    &'static [System],
+    RangeInclusive<u32>,
+    fn(&Row) -> Option<Estimate>,
+    Limit,
+);
+
+const BOUNDS: [Bound; 18] = {
+    use Limit::{Least, Most};
+    use System::{Guideway, L2Dsr, Miss, Nat, NatReply, Node, NodePort, OtherEgress, Reply, Slots};
+    /// With so few flows, the memory that packets touch in tables of flows stays in a core's own caches.
+    const FEW: RangeInclusive<u32> = 1..=1_000;
+    const TO_10_K: RangeInclusive<u32> = 1..=10_000;
+    const FROM_10_K: RangeInclusive<u32> = 10_000..=u32::MAX;
+    const MILLION: RangeInclusive<u32> = 1_000_000..=1_000_000;
+    [
+        Bound(
+            "plain, of the floor",
+            &[Guideway],
+            TO_10_K,
+            of_floor,
+            Least(0.80),
+        ),
+        Bound(
+            "plain and L2 DSR, units",
+            &[Guideway, L2Dsr],
+            TO_10_K,
+            units,
+            Most(1.9),
+        ),
+        Bound(
+            "plain, 1 M flows, of the floor",
+            &[Guideway],
+            MILLION,
+            of_floor,
+            Least(0.76),
+        ),
+        Bound(
+            "plain, 1 M flows, units",
+            &[Guideway],
+            MILLION,
+            units,
+            Most(2.4),
+        ),
+        Bound(
+            "131 072 slots, of the floor",
+            &[Slots],
+            1..=u32::MAX,
+            of_floor,
+            Least(0.76),
+        ),
+        Bound(
+            "131 072 slots, units",
+            &[Slots],
+            1..=u32::MAX,
+            units,
+            Most(2.4),
+        ),
+        Bound(
+            "growth of the net cost, 10 k to 1 M flows",
+            &[Guideway],
+            MILLION,
+            growth,
+            Most(1.10),
+        ),
+        Bound(
+            "NodePort to another node, of plain",
+            &[NodePort],
+            FROM_10_K,
+            of_plain,
+            Most(1.10),
+        ),
+        Bound("edge to pod, units", &[Node], FEW, units, Most(2.0)),
+        Bound(
+            "edge to pod, 10 k flows, units",
+            &[Node],
+            FROM_10_K,
+            units,
+            Most(3.0),
+        ),
+        Bound("a pod's reply, units", &[Reply], FEW, units, Most(1.8)),
+        Bound(
+            "a pod's reply, 10 k flows, units",
+            &[Reply],
+            FROM_10_K,
+            units,
+            Most(2.6),
+        ),
+        Bound("NAT to the backend, units", &[Nat], FEW, units, Most(3.2)),
+        Bound(
+            "NAT to the backend, 10 k flows, units",
+            &[Nat],
+            FROM_10_K,
+            units,
+            Most(4.4),
+        ),
+        Bound(
+            "NAT to the client, units",
+            &[NatReply],
+            FEW,
+            units,
+            Most(2.4),
+        ),
+        Bound(
+            "NAT to the client, 10 k flows, units",
+            &[NatReply],
+            FROM_10_K,
+            units,
+            Most(3.4),
+        ),
+        Bound(
+            "other traffic at egress, units",
+            &[OtherEgress],
+            FROM_10_K,
+            units,
+            Most(0.3),
+        ),
+        Bound(
+            "a miss at the edge, units",
+            &[Miss],
+            FROM_10_K,
+            units,
+            Most(0.6),
+        ),
+    ]
+};
+
+fn of_floor(row: &Row) -> Option<Estimate> {
+    row.rate.as_ref().map(|rate| rate.of_floor)
+}
+
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "one of several figures, not all rows have the others"
+)]
+fn units(row: &Row) -> Option<Estimate> {
+    Some(row.units)
+}
+
+fn of_plain(row: &Row) -> Option<Estimate> {
+    row.of_plain
+}
+
+fn growth(row: &Row) -> Option<Estimate> {
+    row.growth
+}
+
+/// Whether a figure keeps its bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outcome {
+    /// It does, with 95 % confidence.
+    Holds,
+    /// Unknown: the interval contains the bound.
+    Inconclusive,
+    /// It does not, with 95 % confidence.
+    Fails,
+}
+
+impl Outcome {
+    /// Returns the worst outcome. No outcome at all is inconclusive.
+    pub fn worst(outcomes: impl IntoIterator<Item = Self>) -> Self {
+        outcomes.into_iter().max().unwrap_or(Self::Inconclusive)
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Holds => "holds",
+            Self::Inconclusive => "inconclusive",
+            Self::Fails => "FAILS",
+        })
+    }
+}
+
+/// A bound and the figure that comes closest to breaking it.
+#[derive(Clone, Debug)]
+pub struct Bar {
+    /// What is bounded.
+    pub name: &'static str,
+    /// The bound.
+    pub limit: Limit,
+    /// The worst figure, with its system and stream.
+    pub worst: Option<(Estimate, String)>,
+    /// The outcome of all figures together.
+    pub outcome: Outcome,
+}
+
+impl Report {
+    /// Compares the figures with their bounds.
+    pub fn bars(&self) -> Vec<Bar> {
+        let judge = |Bound(name, systems, flows, figure, limit): &Bound| {
+            let bounded = self.rows.iter().filter(|row| {
+                systems.contains(&row.system)
+                    && flows.contains(&row.stream.flows)
+                    && row.stream.order == Order::InTurn
+            });
+            let figures: Vec<_> = bounded
+                .filter_map(|row| Some((figure(row)?, row.traffic())))
+                .collect();
+            Bar {
+                name,
+                limit: *limit,
+                outcome: Outcome::worst(figures.iter().map(|(figure, _)| limit.judge(figure))),
+                worst: figures
+                    .into_iter()
+                    .max_by(|(a, _), (b, _)| limit.excess(a).total_cmp(&limit.excess(b))),
+            }
+        };
+        BOUNDS.iter().map(judge).collect()
+    }
+
+    /// Returns the worst outcome of all bars.
+    pub fn outcome(&self) -> Outcome {
+        Outcome::worst(self.bars().iter().map(|bar| bar.outcome))
+    }
+}

@@ -41,21 +41,21 @@ Environment:
 pub enum Command {
     /// Run the agent: program the dataplane and keep it equal to the configuration
     ///
-    /// The file is read again on SIGHUP and whenever it changes; a file with an error is reported
-    /// and the last good state stays in force. SIGTERM and SIGINT end the agent and leave
+    /// The agent reads the file again on SIGHUP and whenever the file changes. If the file has an error,
+    /// the agent reports it and keeps the last good state. SIGTERM and SIGINT end the agent and leave
     /// everything attached: traffic goes on, and the next start takes over. `guideway detach`
     /// removes everything.
     Run(Run),
     /// Hand out load-balancer addresses to the Services of a Kubernetes cluster
     ///
-    /// One of the controllers that run acts, by the Lease guideway-controller; the others take over when it ends.
-    /// Addresses come from LoadBalancerPools, and are written to the status of Services of type LoadBalancer.
-    /// The API server is found as kubectl finds it: by KUBECONFIG, ~/.kube/config, or the service
+    /// Only the controller that holds the Lease guideway-controller acts. When it ends, another one takes over.
+    /// The addresses come from LoadBalancerPools. The controller writes them to the status of Services of type
+    /// LoadBalancer. It finds the API server as kubectl does: by KUBECONFIG, ~/.kube/config, or the service
     /// account of the pod.
     Controller(Controller),
-    /// Tell whether this machine can run Guideway, and what to do if not
+    /// Check whether this machine can run Guideway, and what to do if not
     Check(Check),
-    /// Show how the agent is: configuration, interfaces, tables
+    /// Show the state of the agent: configuration, interfaces, tables
     Status(Show),
     /// Show the services with their traffic
     Services(Rows),
@@ -63,40 +63,40 @@ pub enum Command {
     Backends(Rows),
     /// List the flows that this machine knows: those of its pods, and those of NAT mode
     ///
-    /// An edge remembers no others: in the other modes nothing is noted of a flow on its way.
+    /// An edge keeps no record of a flow in the other modes.
     Flows(Flows),
     /// Show why packets were dropped, passed on to the kernel, or failed to leave
     Drops(Drops),
-    /// Tell which backend a flow gets, and why
+    /// Show which backend a flow gets, and why
     Which(Which),
     /// Follow one packet through the datapath's code, step by step
     ///
-    /// The packet is the first one of the flow, or the frame given. Nothing is remembered and nothing
-    /// counted. Where the datapath asks the kernel's FIB, so does this, by netlink: rules for an interface
-    /// apart, it answers the same, but of several equal paths it may take another.
+    /// The packet is the first one of the flow, or the frame given. The command changes no table and no counter.
+    /// Where the datapath asks the kernel's FIB, the command asks it by netlink. The answer is the same, except
+    /// for routing rules of an interface. Of several equal paths, it may take another one.
     Trace(Trace),
-    /// Write packets as they come and as they leave to a file for Wireshark or tshark
+    /// Write packets, as they come in and as they leave, to a file for Wireshark or tshark
     ///
-    /// tcpdump sees no packet that XDP forwards or drops. The file is pcapng: each packet as it came in and,
-    /// unless it was dropped, as it left, with the verdict, the service and the backend as its comment.
-    /// Replies that pods send are not among them: those tcpdump sees.
+    /// tcpdump sees no packet that XDP forwards or drops. The file is pcapng. It has each packet as it came in
+    /// and, unless it was dropped, as it left. The comment of a packet gives the verdict, the service and the
+    /// backend. Replies of pods are not in the file: tcpdump sees those.
     ///
-    /// The datapath pays for it while it lasts only; sample and filter where there is much traffic.
+    /// A capture slows the datapath while it runs. Sample and filter if there is much traffic.
     #[command(after_help = CAPTURE_FILTER)]
     Capture(Capture),
     /// Change what a running agent or controller logs
     ///
-    /// It is sent a signal: SIGUSR1 for `debug`, SIGUSR2 for what its GUIDEWAY_LOG says.
+    /// The command sends a signal: SIGUSR1 for `debug`, SIGUSR2 for the level of GUIDEWAY_LOG.
     Log(Log),
     /// Take the program off every interface and remove everything pinned
     ///
-    /// A running agent is told to do it and ends.
+    /// A running agent does this and ends.
     Detach(Detach),
-    /// Show the settings in force: the file's, and the defaults of those that it leaves out
+    /// Show the settings in force, with the defaults of those that the file leaves out
     ///
-    /// Services and nodes are not among them, and neither is the seed of the flow hash, which is a secret.
+    /// Services and nodes are not shown, nor the seed of the flow hash, which is a secret.
     Config(Settings),
-    /// Tell the version of this program, and of the agent that runs
+    /// Show the version of this program and of the running agent
     Version(Settings),
     /// Print completions for a shell
     Completions {
@@ -119,7 +119,7 @@ pub struct Run {
     pub config: PathBuf,
     /// Take services and nodes from the Kubernetes API, and only the machine's settings from the file
     ///
-    /// The API server is found as kubectl finds it: by KUBECONFIG, ~/.kube/config, or the service
+    /// The agent finds the API server as kubectl does: by KUBECONFIG, ~/.kube/config, or the service
     /// account of the pod.
     #[arg(long)]
     pub kubernetes: bool,
@@ -128,29 +128,29 @@ pub struct Run {
 /// Options of `controller`.
 #[derive(Debug, Args)]
 pub struct Controller {
-    /// Where the Lease and the Secret with the seed are [default: $POD_NAMESPACE, or guideway-system]
+    /// Namespace of the Lease and of the Secret with the seed [default: $POD_NAMESPACE, or guideway-system]
     #[arg(long, short, value_name = "NAME")]
     pub namespace: Option<String>,
     /// The spec.loadBalancerClass of the Services that get addresses
     #[arg(long, value_name = "CLASS", default_value = Options::DEFAULT_CLASS)]
     pub load_balancer_class: String,
-    /// Give addresses to Services without a class too: no other implementation may do so
+    /// Give addresses to Services without a class too. No other implementation may do so
     #[arg(long)]
     pub default_class: bool,
-    /// The headless Service whose EndpointSlices have the edges outside the cluster; agents: kubernetes.service
+    /// Headless Service whose EndpointSlices list the edges outside the cluster. Same as the agents' kubernetes.service
     #[arg(long, value_name = "NAME", default_value = DEFAULT_SERVICE)]
     pub service: String,
-    /// Networks and addresses within which agents serve spec.externalIPs; agents: kubernetes.external_ips
+    /// Networks in which agents serve spec.externalIPs. Same as the agents' kubernetes.external_ips
     #[arg(long, value_name = "NET", value_delimiter = ',', value_parser = network)]
     pub external_ips: Vec<IpNet>,
     /// Serve /metrics, /livez and /readyz here
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics: Option<SocketAddr>,
-    /// How long a controller that is gone without a word keeps others from acting
+    /// Time after which another controller takes over from one that is lost
     #[arg(long, value_name = "SECONDS", default_value_t = 10,
           value_parser = clap::value_parser!(u32).range(2..=3600))]
     pub lease_duration: u32,
-    /// Print the definition of LoadBalancerPool and end
+    /// Print the custom resource definition of LoadBalancerPool and end
     #[arg(long)]
     pub print_crds: bool,
 }
@@ -186,7 +186,7 @@ pub struct Log {
     /// What to log
     #[arg(value_enum, value_name = "LEVEL")]
     pub level: LogLevel,
-    /// The process, such as 1 within the container of a controller [default: the agent at the socket]
+    /// The process, such as 1 in the container of a controller [default: the agent at the socket]
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
     pub pid: Option<i32>,
     /// Where the agent is.

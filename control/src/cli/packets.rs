@@ -24,10 +24,10 @@ pub struct Trace {
         help = "The client, such as 198.51.100.7:40000 or [2001:db8::7]:40000"
     )]
     pub from: Option<SocketAddr>,
-    /// A frame in place of the flow's first one: hexadecimal digits from the Ethernet header on
+    /// A frame to follow in place of the flow's first packet: hexadecimal digits from the Ethernet header on
     #[arg(long, value_name = "FRAME")]
     pub hex: Option<String>,
-    /// The interface that the frame comes in by [default: the first one with the program]
+    /// The interface that the frame comes in on [default: the first one with the program]
     #[arg(long, short, value_name = "NAME")]
     pub interface: Option<String>,
     /// Where the agent is.
@@ -39,14 +39,14 @@ pub struct Trace {
 }
 
 pub(super) const CAPTURE_FILTER: &str = "\
-Filter: all of these that are given must hold
+Filter: a packet must meet all parts that are given
   host ADDRESS, net PREFIX   source or destination; up to two of them
   port NUMBER                source or destination; up to two of them
   tcp, udp, sctp, icmp
   service VIP:PORT/PROTO     the same as host, port and protocol of a service
   forward, pass, drop, reply, to_client
-                             what became of it; one of them if several are given
-  reason NAME                why, as `guideway drops` names it, but none of `fail`; likewise
+                             the verdict; any of them if several are given
+  reason NAME                the reason, as `guideway drops` names it, except those of `fail`; likewise
 It looks into IP-in-IP and at the packet that an ICMP error quotes.
 
 Examples:
@@ -57,26 +57,26 @@ Examples:
 /// Options of `capture`.
 #[derive(Debug, Args)]
 pub struct Capture {
-    /// Which packets; all without it
+    /// Which packets [default: all]
     #[arg(value_name = "FILTER")]
     pub filter: Vec<String>,
     /// The file; - for standard output
     #[arg(long, short, value_name = "FILE")]
     pub write: PathBuf,
-    /// Only what comes in on this interface; may be given several times
+    /// Only packets that come in on this interface; may be given several times
     #[arg(long, short, value_name = "NAME")]
     pub interface: Vec<String>,
-    /// End after so many packets
+    /// End after NUMBER packets
     #[arg(long, short, value_name = "NUMBER")]
     pub count: Option<u64>,
-    /// End after so many seconds
+    /// End after SECONDS
     #[arg(long, short, value_name = "SECONDS")]
     pub duration: Option<u32>,
     /// Take one packet out of NUMBER, chosen at random
     #[arg(long, value_name = "NUMBER", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub sample: u32,
-    /// Keep so many bytes of each packet
+    /// Keep at most BYTES of each packet
     #[arg(long, short, value_name = "BYTES", default_value_t = 256,
           value_parser = clap::value_parser!(u32).range(64..=2048))]
     pub snaplen: u32,
@@ -94,7 +94,7 @@ pub struct Which {
     /// The service, such as 192.0.2.10:80/tcp or default/web:http
     #[arg(long, short, value_name = "SERVICE", required_unless_present = "address", value_parser = one_service)]
     pub service: Option<String>,
-    /// Tell in place of this what this machine has at an address, and whether it announces it
+    /// Show instead what this machine serves at an address, and whether it announces the address
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["service", "from"])]
     pub address: Option<IpAddr>,
     /// The client's address and port.

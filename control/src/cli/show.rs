@@ -93,22 +93,22 @@ pub struct Show {
 /// Options of `services` and `backends`.
 #[derive(Debug, Args)]
 pub struct Rows {
-    /// Only this: NAME, NAMESPACE/NAME, either with :PORT behind it, or ADDRESS, ADDRESS:PORT, ADDRESS:PORT/PROTO
+    /// Only this service: NAME, NAMESPACE/NAME, either followed by :PORT, or ADDRESS, ADDRESS:PORT, ADDRESS:PORT/PROTO
     #[arg(value_name = "SERVICE")]
     pub service: Option<String>,
     /// Only the services of this namespace
     #[arg(long, short, value_name = "NAMESPACE")]
     pub namespace: Option<String>,
-    /// Those with the most first
+    /// Sort the rows, largest value first
     #[arg(long, value_enum, value_name = "BY")]
     pub sort: Option<Sort>,
     /// Show what was counted: connections, packets, bytes
     ///
-    /// Connections are the flows that this machine knows at the moment, those of pods here and those of NAT mode.
-    /// An edge remembers no others.
+    /// Connections are the flows that this machine knows now: those of its pods, and those of NAT mode.
+    /// An edge keeps no record of others.
     #[arg(long)]
     pub stats: bool,
-    /// Show packets and bytes per second, of two samples a second apart
+    /// Show packets and bytes per second, from two samples one second apart
     #[arg(long, conflicts_with = "watch")]
     pub rate: bool,
     /// How to show it.
@@ -119,19 +119,19 @@ pub struct Rows {
 /// Options of `flows`.
 #[derive(Debug, Args)]
 pub struct Flows {
-    /// Only those of this service, by its name or address as for `services`
+    /// Only flows of this service, by its name or address as for `services`
     #[arg(value_name = "SERVICE")]
     pub service: Option<String>,
-    /// Only those of services of this namespace
+    /// Only flows of services of this namespace
     #[arg(long, short, value_name = "NAMESPACE")]
     pub namespace: Option<String>,
-    /// Only those of this client
+    /// Only flows of this client
     #[arg(long, value_name = "ADDRESS")]
     pub client: Option<IpAddr>,
-    /// Only those of this pod or backend
+    /// Only flows of this pod or backend
     #[arg(long, value_name = "ADDRESS")]
     pub backend: Option<IpAddr>,
-    /// List so many at most, and say how many more there are
+    /// List at most NUMBER flows, and say how many more there are
     #[arg(long, value_name = "NUMBER", default_value_t = 100,
           value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub limit: u32,
@@ -181,7 +181,7 @@ pub struct Drops {
     /// Show reasons without packets too
     #[arg(long, short)]
     pub all: bool,
-    /// Tell what a reason means, how it comes about and what to do; this needs no agent
+    /// Explain a reason: meaning, cause and remedy. This needs no agent
     #[arg(long, value_name = "REASON", value_parser = reasons::parse)]
     pub explain: Option<Explanation>,
 }

@@ -29,7 +29,7 @@ pub fn definition() -> Result<String, serde_saphyr::SerializeError> {
     serde_saphyr::to_string(&LoadBalancerPool::crd())
 }
 
-/// What is wanted of a pool.
+/// The addresses of a pool, and the Services that may get them.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
 #[kube(
     group = "guideway.dev",
@@ -58,8 +58,8 @@ pub fn definition() -> Result<String, serde_saphyr::SerializeError> {
 #[serde(rename_all = "camelCase")]
 pub struct PoolSpec {
     /// CIDRs (192.0.2.0/28), ranges (192.0.2.10-192.0.2.20) and single addresses of both families.
-    /// Those of the first entry are handed out first. An entry with addresses in use cannot be removed or made
-    /// smaller; to make it smaller, add the smaller one first, then remove it.
+    /// The addresses of the first entry are handed out first. An entry with addresses in use cannot be removed or
+    /// made smaller. To shrink an entry, first add the smaller one, then remove the larger one.
     #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 96)))]
     #[x_kube(validation = Rule::new(
         "self.all(a, isIP(a) || (isCIDR(a) && cidr(a) == cidr(a).masked()) || \
@@ -72,51 +72,53 @@ pub struct PoolSpec {
         validation = range_in_order(RANGE_RULES[3]),
     )]
     pub addresses: Vec<String>,
-    /// Which Services get addresses, by their labels; all if left out.
+    /// Selects Services by their labels. Without it, all Services may get addresses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "label_selector")]
     pub service_selector: Option<LabelSelector>,
-    /// The Services of which namespaces get addresses, by the namespaces' labels; all if left out.
+    /// Selects namespaces by their labels. Without it, Services of all namespaces may get addresses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "label_selector")]
     pub namespace_selector: Option<LabelSelector>,
-    /// Whether Services get addresses that name neither this pool nor an address.
+    /// Whether Services that request neither this pool nor an address get addresses from it.
     #[serde(default = "yes")]
     pub auto_assign: bool,
-    /// Keys by which Services of several namespaces may share an address of the pool. Within a namespace any key holds.
+    /// Keys by which Services of several namespaces may share an address of the pool. Services of one namespace
+    /// may share an address by any key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub sharing: Option<Vec<SharingSpec>>,
 }
 
-/// A sharing key that holds in more than one namespace.
+/// A sharing key that is valid across namespaces.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SharingSpec {
-    /// The key, as the annotation `guideway.dev/sharing-key` has it.
+    /// The key, as in the annotation `guideway.dev/sharing-key`.
     #[schemars(length(min = 1, max = 253))]
     pub key: String,
-    /// The namespaces in which it is one key.
+    /// The namespaces whose Services may share addresses by this key.
     #[schemars(length(min = 1, max = 64), inner(length(min = 1, max = 63)))]
     pub namespaces: Vec<String>,
 }
 
-/// What a pool has come to.
+/// The use of a pool, and whether it is in force.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolStatus {
-    /// Addresses that Services have from `guideway controller`; a shared one counts once.
+    /// Number of addresses that `guideway controller` has assigned to Services. A shared address counts once.
     pub used: i64,
-    /// IPv4 addresses that nobody has.
+    /// Number of free IPv4 addresses.
     #[serde(rename = "freeIPv4")]
     pub free_ipv4: i64,
-    /// IPv6 addresses that nobody has, 9223372036854775807 if there are more.
+    /// Number of free IPv6 addresses; 9223372036854775807 if there are more.
     #[serde(rename = "freeIPv6")]
     pub free_ipv6: i64,
-    /// The entries of spec.addresses with their use; an address counts for the smallest entry that has it.
+    /// The entries of spec.addresses with their use. An address counts for the smallest entry that contains it.
     #[schemars(length(max = 64))]
     pub blocks: Vec<BlockStatus>,
-    /// `Ready`: whether all of the specification is in force; of a pool that is being deleted, which Services keep it.
+    /// `Ready` says whether the whole specification is in force. While a pool is being deleted, it names the
+    /// Services that keep the pool.
     #[schemars(length(max = 8))]
     pub conditions: Vec<Condition>,
 }
@@ -129,31 +131,31 @@ impl PoolStatus {
     }
 }
 
-/// One entry of a pool's addresses.
+/// The use of one entry of spec.addresses.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BlockStatus {
-    /// The entry as it is written.
+    /// The entry, as in spec.addresses.
     #[schemars(length(max = 96))]
     pub addresses: String,
-    /// Addresses of it that Services have.
+    /// Number of its addresses that Services have.
     pub used: i64,
 }
 
-/// A condition, as conditions are in Kubernetes.
+/// A condition, as in other Kubernetes objects.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// What it is about.
+    /// The name of the condition.
     #[serde(rename = "type")]
     pub kind: String,
     /// `True`, `False` or `Unknown`.
     pub status: String,
-    /// Why, in a word.
+    /// The reason in one word.
     pub reason: String,
-    /// Why, in a sentence.
+    /// The reason in a sentence.
     pub message: String,
-    /// When `status` last changed.
+    /// Time of the last change of `status`.
     pub last_transition_time: String,
 }
 

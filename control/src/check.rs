@@ -7,6 +7,7 @@ pub(crate) mod cluster;
 mod finding;
 mod interface;
 mod kernel;
+mod listeners;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -93,6 +94,7 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
             node |= desired.node == Role::IfListed && may_be_node;
             findings.extend(cluster);
         }
+        findings.extend(listeners::listeners(config).findings);
         let shared = &TargetState::of(desired, &machine).addresses.nat & &machine.primary;
         kernel::masquerade(&mut kernel, &shared, facts::masquerades());
         findings.append(&mut kernel.findings);

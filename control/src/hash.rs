@@ -16,9 +16,24 @@ pub(crate) const fn mix(word: u64) -> u64 {
     word ^ (word >> 31)
 }
 
+/// Returns four hexadecimal digits by which people compare secret seeds. They leave 48 bits of a seed unknown.
+pub(crate) fn fingerprint(seed: u64) -> String {
+    format!("{:04x}", mix(seed) >> 48)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn fingerprints_tell_seeds_apart() {
+        // SplitMix64's third number from 0 is 0x06c4_5d18_8009_454f, the mix of three times its constant.
+        assert_eq!(
+            fingerprint(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(3)),
+            "06c4"
+        );
+        assert_ne!(fingerprint(7), fingerprint(8));
+    }
 
     #[test]
     fn hashes_are_those_of_the_standard() {

@@ -29,13 +29,43 @@ pub type Answer = Response<Full<Bytes>>;
 
 /// The address cannot be listened at.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address}; free it or set {field} to another address")]
+#[error("{}; {}", self.without_remedy(), self.remedy())]
 pub struct ListenError {
     address: SocketAddr,
     /// The configuration field or option with the address.
     field: &'static str,
     #[source]
     source: std::io::Error,
+}
+
+impl ListenError {
+    pub(crate) const fn new(
+        address: SocketAddr,
+        field: &'static str,
+        source: std::io::Error,
+    ) -> Self {
+        Self {
+            address,
+            field,
+            source,
+        }
+    }
+
+    /// Returns what cannot be done, and whose port it usually is.
+    pub(crate) fn without_remedy(&self) -> String {
+        let address = self.address;
+        let owner = match address.port() {
+            10248 | 10250 => ", a port of the kubelet",
+            10249 => ", kube-proxy's port for metrics",
+            10256 => ", kube-proxy's port for health checks",
+            _ => "",
+        };
+        format!("cannot listen on {address}{owner}")
+    }
+
+    pub(crate) fn remedy(&self) -> String {
+        format!("free it or set {} to another address", self.field)
+    }
 }
 
 /// Opens a listener at the address of a configuration field or option.
@@ -45,11 +75,7 @@ pub struct ListenError {
 /// When the address is in use, or is not this machine's.
 pub async fn listen(address: SocketAddr, field: &'static str) -> Result<TcpListener, ListenError> {
     let listener = TcpListener::bind(address).await;
-    listener.map_err(|source| ListenError {
-        address,
-        field,
-        source,
-    })
+    listener.map_err(|source| ListenError::new(address, field, source))
 }
 
 /// Serves scrapes and probes until the task is dropped. `pages` answers for each path. If the peer closes the

@@ -15,10 +15,12 @@ use tokio::sync::watch;
 use super::Agent;
 use super::problems::Problems;
 use crate::announce::LoopHeartbeat;
-use crate::api::{ConfigStatus, Egress, Interface};
+use crate::api::{ConfigStatus, Egress, HashSeed, Interface};
 use crate::clock::unix_time;
+use crate::config::effective::seed_source;
 use crate::desired::{BackendSpec, Services};
 use crate::durations::Durations;
+use crate::hash::fingerprint;
 use crate::health::targets::NotMade;
 use crate::index::{Object, Problem};
 
@@ -35,6 +37,7 @@ pub(crate) struct View {
     pub(crate) all_fail: OrdSet<ServiceKey>,
     pub(crate) roles: Vec<&'static str>,
     pub(crate) config: ConfigStatus,
+    pub(crate) hash_seed: HashSeed,
     /// Interfaces that are configured or attached.
     pub(crate) interfaces: Vec<Interface>,
     /// Devices that replies leave by.
@@ -122,6 +125,10 @@ impl Agent {
                 .filter_map(|(has, role)| has.then_some(role))
                 .collect(),
             config: self.file.status.clone(),
+            hash_seed: HashSeed {
+                source: seed_source(&self.config).to_owned(),
+                fingerprint: (!self.waits_for_state()).then(|| fingerprint(desired.hash_seed)),
+            },
             interfaces: self.interface_status(),
             egress: self.egress_status(),
             xdp_programs: self.attachments.running_xdp(),

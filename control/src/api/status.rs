@@ -19,6 +19,8 @@ pub struct Status {
     pub roles: Vec<String>,
     /// The configuration in force.
     pub config: ConfigStatus,
+    /// The seed of the flow hash, which all edges must share.
+    pub hash_seed: HashSeed,
     /// How the Kubernetes API is followed; `None` if the file lists the services.
     pub kubernetes: Option<Kubernetes>,
     /// Interfaces that are configured or attached.
@@ -44,6 +46,16 @@ pub struct Status {
     pub warnings: Vec<String>,
     /// The last machine whose outer headers were refused.
     pub untrusted: Option<Untrusted>,
+}
+
+/// The seed of the flow hash. It is secret, so only its fingerprint is told.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HashSeed {
+    /// Where it comes from.
+    pub source: String,
+    /// Four hexadecimal digits that are equal for equal seeds; `None` until the seed is known.
+    pub fingerprint: Option<String>,
 }
 
 /// The addresses for which this machine answers its neighbours.

@@ -17,6 +17,7 @@ use crate::chain::chain;
 use crate::config::Kubernetes;
 use crate::config::host::{self, is_routed, source_towards};
 use crate::desired::Desired;
+use crate::hash::fingerprint;
 use crate::index::objects::SERVICE_NAME;
 use crate::kubernetes::Identity;
 use crate::kubernetes::client::{self, SEED_SECRET};
@@ -149,6 +150,8 @@ struct Answers {
     node: Result<Option<BTreeSet<IpAddr>>, String>,
     /// The machines listed in the slices of our Service.
     listed: Result<ListedMachines, String>,
+    /// The seed of the cluster's Secret, or why there is none.
+    seed: Result<u64, String>,
     /// Addresses of some other Nodes.
     others: BTreeSet<IpAddr>,
 }
@@ -189,6 +192,7 @@ async fn ask(
             .flatten()
             .collect(),
         listed: listed_machines(&client, identity, &options.service).await,
+        seed: client::read_seed(&client, &identity.namespace, || {}).await,
     })
 }
 
@@ -325,6 +329,7 @@ impl Answers {
                 "kubectl auth can-i --list, as this user",
             ),
         }
+        self.add_seed(report, options.hash_seed, namespace);
         match &self.node {
             Ok(Some(_)) => report.ok("Node", format!("{node_name} is there")),
             Ok(None) => report.warn(
@@ -372,6 +377,37 @@ impl Answers {
                 "presence",
                 format!("nodes take what this machine sends, by the EndpointSlices of {service}"),
             );
+        }
+    }
+
+    /// Compares the seed of the file, if it has one, with that of the cluster's Secret.
+    fn add_seed(&self, report: &mut SubjectReport, of_file: Option<u64>, namespace: &str) {
+        const CHECK: &str = "hash seed";
+        let secret = format!("Secret {namespace}/{SEED_SECRET}");
+        match (of_file, &self.seed) {
+            (Some(own), Ok(shared)) if own != *shared => report.warn(
+                CHECK,
+                format!(
+                    "hash_seed of the file (fingerprint {}) is not the seed of the {secret} ({}): edges with two \
+                     seeds send one flow to different backends",
+                    fingerprint(own),
+                    fingerprint(*shared)
+                ),
+                "leave hash_seed out of the file, or set it equal on every edge",
+            ),
+            (Some(own), _) => report.ok(
+                CHECK,
+                format!("of the file, fingerprint {}", fingerprint(own)),
+            ),
+            (None, Ok(shared)) => report.ok(
+                CHECK,
+                format!("of the {secret}, fingerprint {}", fingerprint(*shared)),
+            ),
+            (None, Err(reason)) => report.fail(
+                CHECK,
+                reason,
+                "start `guideway controller`, or set hash_seed, equal on every edge; mend the rights",
+            ),
         }
     }
 }

@@ -21,7 +21,7 @@ pub fn effective(config: &Config) -> Value {
     json!({
         "interfaces": interfaces.collect::<Vec<_>>(),
         "roles": roles(desired),
-        "hash_seed": seed(config),
+        "hash_seed": format!("{}, not shown", seed_source(config)),
         "sources": {
             "ipv4": desired.sources.ipv4,
             "ipv6": desired.sources.ipv6,
@@ -63,11 +63,11 @@ fn roles(desired: &Desired) -> Vec<&'static str> {
 
 /// Says where the hash seed comes from. The seed itself is secret: whoever knows it can choose flows that all
 /// go to one backend.
-fn seed(config: &Config) -> &'static str {
+pub(crate) fn seed_source(config: &Config) -> &'static str {
     match &config.kubernetes {
-        Some(kubernetes) if kubernetes.hash_seed.is_none() => "of the cluster's Secret, not shown",
+        Some(kubernetes) if kubernetes.hash_seed.is_none() => "of the cluster's Secret",
         None if config.desired.hash_seed == DEFAULT_HASH_SEED => "the default",
-        Some(_) | None => "of the file, not shown",
+        Some(_) | None => "of the file",
     }
 }
 

@@ -133,7 +133,7 @@ pub(super) async fn seed(
     mut waiting: impl FnMut(String),
 ) -> u64 {
     loop {
-        match read_seed(client, namespace, request_errors).await {
+        match read_seed(client, namespace, || request_errors.count(Purpose::Seed)).await {
             Ok(seed) => return seed,
             Err(reason) => waiting(reason),
         }
@@ -141,16 +141,21 @@ pub(super) async fn seed(
     }
 }
 
-async fn read_seed(
+/// Reads the seed of the cluster's Secret.
+///
+/// # Errors
+///
+/// Why there is none. `refused` is called if the server did not give the Secret.
+pub(crate) async fn read_seed(
     client: &Client,
     namespace: &str,
-    request_errors: &RequestErrors,
+    refused: impl FnOnce(),
 ) -> Result<u64, String> {
     let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
     let name = format!("Secret {namespace}/{SEED_SECRET}");
     let secret = secrets.get_opt(SEED_SECRET).await;
     let secret = secret.map_err(|error| {
-        request_errors.count(Purpose::Seed);
+        refused();
         format!("cannot read the {name}: {}", chain(&error))
     })?;
     let secret = secret.ok_or_else(|| {

@@ -26,6 +26,7 @@ impl Observation<'_> {
             uptime_seconds: self.inputs.started.elapsed().as_secs(),
             roles: roles.map(|role| (*role).to_owned()).collect(),
             config: view.config.clone(),
+            hash_seed: view.hash_seed.clone(),
             kubernetes: self.kubernetes_status(),
             interfaces: view.interfaces.clone(),
             egress: view.egress.clone(),

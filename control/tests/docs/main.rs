@@ -9,6 +9,10 @@
 mod api;
 mod commands;
 mod configuration;
+mod faults;
+#[path = "../e2e/support/faults.rs"]
+#[allow(dead_code, reason = "the tests that plant the faults need the rest")]
+mod faults_planted;
 mod fields;
 mod links;
 mod page;

@@ -18,6 +18,7 @@ mod masquerade;
 mod nat;
 mod observer;
 mod path_mtu;
+mod planted;
 mod pods;
 mod policies;
 mod programs;

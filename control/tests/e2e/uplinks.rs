@@ -16,7 +16,7 @@ const FLOWS: usize = 16;
 const MODES: [Mode; 3] = [Mode::L2dsr, Mode::IpipV4, Mode::IpipV6];
 
 /// The network of the second uplinks: each end has its number in it.
-fn second(end: u8) -> [IpAddr; 2] {
+pub(crate) fn second(end: u8) -> [IpAddr; 2] {
     [
         Ipv4Addr::new(10, 0, 200, end).into(),
         Ipv6Addr::new(0xfd00, 0x200, 0, 0, 0, 0, 0, end.into()).into(),
@@ -28,7 +28,10 @@ fn ip(machine: &Namespace, arguments: &str) {
 }
 
 /// Lays a second cable from a machine, `eth1`, to a device of another one; their numbers are 1 and 2.
-fn lay_cable<'net>(machine: &'net Namespace, other: (&'net Namespace, &str)) -> [Link<'net>; 2] {
+pub(crate) fn lay_cable<'net>(
+    machine: &'net Namespace,
+    other: (&'net Namespace, &str),
+) -> [Link<'net>; 2] {
     let (near, far) = Veth::between((machine, "eth1"), other)
         .mtu(1600)
         .create()
@@ -49,7 +52,7 @@ fn lay_cable<'net>(machine: &'net Namespace, other: (&'net Namespace, &str)) -> 
 }
 
 /// The file for machines with two uplinks.
-fn with_second_uplink(config: &str) -> String {
+pub(crate) fn with_second_uplink(config: &str) -> String {
     config.replace(
         "{ name: eth0, mode: native }",
         "{ name: eth0, mode: native }, { name: eth1, mode: native }",

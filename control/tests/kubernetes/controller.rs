@@ -1,6 +1,6 @@
 //! `guideway controller`: addresses from pools to Services.
 
-mod cluster;
+pub(crate) mod cluster;
 mod pools;
 
 use std::process::Command;

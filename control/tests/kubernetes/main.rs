@@ -19,6 +19,7 @@ mod listed;
 mod objects;
 mod outages;
 mod outcome;
+mod planted;
 mod responders;
 mod rollout;
 mod scenario;

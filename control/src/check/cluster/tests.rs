@@ -6,16 +6,9 @@ fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// Judges a machine named `n1` that sends from `198.51.100.1`; returns what is not as it should be.
-fn judged(change: impl Fn(&mut Answers)) -> Vec<(&'static str, Severity, String)> {
-    let config = config::parse("interfaces: [{name: eth0}]\nkubernetes: {node_name: n1}\n");
-    let options = config.unwrap().kubernetes.unwrap();
-    let identity = Identity {
-        node_name: "n1".to_owned(),
-        namespace: "guideway-system".to_owned(),
-        lease_namespace: "guideway-edges".to_owned(),
-    };
-    let mut answers = Answers {
+/// What a machine named `n1` hears where nothing is wrong.
+fn answers() -> Answers {
+    Answers {
         server: "https://api:6443/".to_owned(),
         version: "v1.36.3".to_owned(),
         denied: Ok(Vec::new()),
@@ -25,7 +18,20 @@ fn judged(change: impl Fn(&mut Answers)) -> Vec<(&'static str, Severity, String)
             edges: BTreeSet::new(),
         }),
         others: BTreeSet::new(),
+        seed: Ok(7),
+    }
+}
+
+/// Judges a machine named `n1` that sends from `198.51.100.1`; returns what is not as it should be.
+fn judged(change: impl Fn(&mut Answers)) -> Vec<(&'static str, Severity, String)> {
+    let config = config::parse("interfaces: [{name: eth0}]\nkubernetes: {node_name: n1}\n");
+    let options = config.unwrap().kubernetes.unwrap();
+    let identity = Identity {
+        node_name: "n1".to_owned(),
+        namespace: "guideway-system".to_owned(),
+        lease_namespace: "guideway-edges".to_owned(),
     };
+    let mut answers = answers();
     change(&mut answers);
     let mut report = SubjectReport::of("kubernetes");
     let sources = [address("198.51.100.1")].into();
@@ -73,6 +79,27 @@ fn what_a_token_may_not_is_named() {
 }
 
 #[test]
+fn two_seeds_are_named_by_their_fingerprints() {
+    let found = |of_file, seed: Result<u64, String>| {
+        let answers = Answers { seed, ..answers() };
+        let mut report = SubjectReport::of("kubernetes");
+        answers.add_seed(&mut report, of_file, "guideway-system");
+        let finding = report.findings.remove(0);
+        (finding.severity, finding.detail)
+    };
+    let (severity, detail) = found(Some(8), Ok(7));
+    assert_eq!(severity, Severity::Warn);
+    for seed in [7, 8] {
+        assert!(detail.contains(&fingerprint(seed)), "{detail}");
+    }
+    let none = || Err("there is none".to_owned());
+    assert_eq!(found(Some(7), Ok(7)).0, Severity::Ok);
+    assert_eq!(found(Some(7), none()).0, Severity::Ok);
+    assert_eq!(found(None, Ok(7)).0, Severity::Ok);
+    assert_eq!(found(None, none()).0, Severity::Fail);
+}
+
+#[test]
 fn host_without_a_node_is_told_that_it_is_an_edge_outside_and_whether_nodes_trust_it() {
     let found = judged(|answers| answers.node = Ok(None));
     let checks: Vec<_> = found.iter().map(|one| (one.0, one.1)).collect();
@@ -102,6 +129,6 @@ fn node_that_is_not_present_or_sends_from_elsewhere_is_named() {
     let elsewhere = judged(|answers| answers.node = Ok(Some([address("10.0.0.1")].into())));
     assert_eq!(elsewhere.len(), 1);
     let text = "our outer source 198.51.100.1 is in no EndpointSlice of guideway-system/guideway \
-                    and is no address of Node n1";
+                and is no address of Node n1";
     assert!(elsewhere[0].2.starts_with(text), "{elsewhere:?}");
 }

@@ -31,6 +31,14 @@ pub fn status(status: &Status) -> String {
     if !config.needs_restart.is_empty() {
         page += &format!("after a restart: {}\n", config.needs_restart.join(", "));
     }
+    let seed = &status.hash_seed;
+    page += &match &seed.fingerprint {
+        Some(fingerprint) => format!(
+            "hash seed {}, fingerprint {fingerprint}: the same on all edges\n",
+            seed.source
+        ),
+        None => format!("hash seed {}, not known yet\n", seed.source),
+    };
     page += &status.kubernetes.as_ref().map(cluster).unwrap_or_default();
     page += &format!(
         "\n{}{}\n{}",

@@ -1,8 +1,8 @@
 use super::services::NO_WEIGHT;
 use super::*;
 use crate::api::{
-    Announced, Backend, Choice, ConfigStatus, Counts, Egress, Flow, Flows, Health, Interface,
-    Kubernetes, Reason, Service, Status, Step, Table, Trace, Untrusted, Which,
+    Announced, Backend, Choice, ConfigStatus, Counts, Egress, Flow, Flows, HashSeed, Health,
+    Interface, Kubernetes, Reason, Service, Status, Step, Table, Trace, Untrusted, Which,
 };
 use crate::clock::unix_time;
 use crate::reasons::EXPLANATIONS;
@@ -286,6 +286,10 @@ fn status_fits_80_columns_and_names_what_is_wrong() {
             error: Some("edge.yaml:7:11: port 0\nedge.yaml:9:1: x".to_owned()),
             needs_restart: vec!["tables".to_owned()],
         },
+        hash_seed: HashSeed {
+            source: "of the cluster's Secret".to_owned(),
+            fingerprint: Some("3fa1".to_owned()),
+        },
         kubernetes: Some(Kubernetes {
             server: "https://10.96.0.1:443".to_owned(),
             synced_seconds: None,
@@ -342,6 +346,7 @@ fn status_fits_80_columns_and_names_what_is_wrong() {
         "REFUSED",
         "  edge.yaml:7:11: port 0\n  edge.yaml:9:1: x\n",
         "after a restart: tables",
+        "hash seed of the cluster's Secret, fingerprint 3fa1: the same on all edges\n",
         "kubernetes https://10.96.0.1:443, NOT IN STEP YET, last event 1m 15s ago\n",
         "  0 nodes, 7 services\n  waits for the list of nodes\n  BROKEN nodes: forbidden\n",
         "DETACHED",

@@ -10,6 +10,7 @@ mod agent;
 mod capture;
 mod cluster;
 mod echo;
+pub(crate) mod faults;
 mod flow;
 mod service;
 mod watch;

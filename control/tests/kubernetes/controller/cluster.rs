@@ -8,18 +8,18 @@ use lab::{Namespace, Process, wait_for};
 use serde_json::{Value, json};
 
 /// Far more than a decision and a write take, also beside other tests.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-pub(super) struct Cluster(pub(super) ControlPlane);
+pub(crate) struct Cluster(pub(super) ControlPlane);
 
 impl Cluster {
-    pub(super) fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let cluster = Self(ControlPlane::start().unwrap());
         cluster.install_crd();
         cluster
     }
 
-    pub(super) fn install_crd(&self) {
+    pub(crate) fn install_crd(&self) {
         let printed = lab::output(
             Command::new(env!("CARGO_BIN_EXE_guideway")).args(["controller", "--print-crds"]),
         );
@@ -30,7 +30,7 @@ impl Cluster {
     }
 
     /// Starts a controller on the control plane's machine.
-    pub(super) fn controller(&self, arguments: &[&str]) -> Process {
+    pub(crate) fn controller(&self, arguments: &[&str]) -> Process {
         let machine = self.0.machine();
         let mut command = machine.command(env!("CARGO_BIN_EXE_guideway"));
         command
@@ -44,7 +44,7 @@ impl Cluster {
     }
 
     /// Starts one with the rights of a service account, on a machine of its own.
-    pub(super) fn controller_as<'a>(
+    pub(crate) fn controller_as<'a>(
         &self,
         namespace: &str,
         account: &str,
@@ -64,12 +64,12 @@ impl Cluster {
     }
 
     /// Gives the service account `controller` the rights that one needs, of those on pools only to read and `on_pools`.
-    pub(super) fn allow(&self, on_pools: &str) {
+    pub(crate) fn allow(&self, on_pools: &str) {
         self.allow_with(on_pools, "events, leases, secrets");
     }
 
     /// Does so with all rights on pools, and to write no other objects than these.
-    pub(super) fn allow_to_write(&self, written: &str) {
+    pub(crate) fn allow_to_write(&self, written: &str) {
         self.allow_with("patch", written);
     }
 
@@ -84,19 +84,19 @@ impl Cluster {
         self.0.make_service_account("controller", &rules).unwrap();
     }
 
-    pub(super) fn kubectl(&self, arguments: &[&str]) -> String {
+    pub(crate) fn kubectl(&self, arguments: &[&str]) -> String {
         self.0.kubectl(arguments).unwrap()
     }
 
-    pub(super) fn apply(&self, objects: &str) {
+    pub(crate) fn apply(&self, objects: &str) {
         self.0.apply(objects).unwrap();
     }
 
-    pub(super) fn try_apply(&self, objects: &str) -> Result<String, String> {
+    pub(crate) fn try_apply(&self, objects: &str) -> Result<String, String> {
         self.0.apply(objects).map_err(|error| error.to_string())
     }
 
-    pub(super) fn patch(&self, kind: &str, name: &str, patch: &Value) {
+    pub(crate) fn patch(&self, kind: &str, name: &str, patch: &Value) {
         self.kubectl(&[
             "patch",
             kind,
@@ -107,28 +107,28 @@ impl Cluster {
         ]);
     }
 
-    pub(super) fn get(&self, kind: &str, name: &str) -> Value {
+    pub(crate) fn get(&self, kind: &str, name: &str) -> Value {
         self.0.get(&[kind, name]).unwrap()
     }
 
-    pub(super) fn eventually(&self, awaited: &str, attempt: impl FnMut() -> Result<(), String>) {
+    pub(crate) fn eventually(&self, awaited: &str, attempt: impl FnMut() -> Result<(), String>) {
         wait_for(awaited, PATIENCE, attempt).unwrap();
     }
 
-    pub(super) fn finalizers(&self, pool: &str) -> Value {
+    pub(crate) fn finalizers(&self, pool: &str) -> Value {
         self.get("lbpool", pool)["metadata"]["finalizers"].clone()
     }
 
-    pub(super) fn delete_pool(&self, name: &str) {
+    pub(crate) fn delete_pool(&self, name: &str) {
         self.kubectl(&["delete", "lbpool", name, "--wait=false"]);
     }
 
-    pub(super) fn is_gone(&self, object: &str) {
+    pub(crate) fn is_gone(&self, object: &str) {
         self.kubectl(&["wait", "--for=delete", object, "--timeout=60s"]);
     }
 
     /// Waits until a pool that is being deleted says which Service it is kept for.
-    pub(super) fn waits_for(&self, pool: &str, service: &str) {
+    pub(crate) fn waits_for(&self, pool: &str, service: &str) {
         self.eventually(&format!("{pool} waits for {service}"), || {
             let pool = self.get("lbpool", pool);
             let ready = &pool["status"]["conditions"][0];
@@ -139,7 +139,7 @@ impl Cluster {
     }
 
     /// Waits until a Service has so many addresses, and returns them.
-    pub(super) fn addresses(&self, name: &str, number: usize) -> Vec<String> {
+    pub(crate) fn addresses(&self, name: &str, number: usize) -> Vec<String> {
         let awaited = format!("{name} has {number} addresses");
         wait_for(&awaited, PATIENCE, || {
             let service = self.get("service", name);
@@ -157,7 +157,7 @@ impl Cluster {
     }
 
     /// Waits until a Service's condition has a reason and a message with a text.
-    pub(super) fn told(&self, name: &str, reason: &str, text: &str) {
+    pub(crate) fn told(&self, name: &str, reason: &str, text: &str) {
         self.eventually(&format!("{name}: {reason}"), || {
             let service = self.get("service", name);
             let told = condition(&service);
@@ -170,7 +170,7 @@ impl Cluster {
     }
 
     /// Waits until there are Events for a reason about a Service, and counts them.
-    pub(super) fn events(&self, name: &str, reason: &str) -> usize {
+    pub(crate) fn events(&self, name: &str, reason: &str) -> usize {
         let about = format!("involvedObject.name={name},reason={reason}");
         let arguments = ["events", "--field-selector", &about];
         wait_for(&format!("Event {reason} about {name}"), PATIENCE, || {
@@ -184,18 +184,18 @@ impl Cluster {
     }
 }
 
-pub(super) fn condition(service: &Value) -> Option<&Value> {
+pub(crate) fn condition(service: &Value) -> Option<&Value> {
     let conditions = service["status"]["conditions"].as_array()?;
     conditions
         .iter()
         .find(|condition| condition["type"] == "guideway.dev/AddressAssigned")
 }
 
-pub(super) fn expect(is: bool, otherwise: impl ToString) -> Result<(), String> {
+pub(crate) fn expect(is: bool, otherwise: impl ToString) -> Result<(), String> {
     is.then_some(()).ok_or_else(|| otherwise.to_string())
 }
 
-pub(super) fn pool(name: &str, addresses: &[&str]) -> String {
+pub(crate) fn pool(name: &str, addresses: &[&str]) -> String {
     json!({
         "apiVersion": "guideway.dev/v1alpha1",
         "kind": "LoadBalancerPool",
@@ -205,12 +205,12 @@ pub(super) fn pool(name: &str, addresses: &[&str]) -> String {
     .to_string()
 }
 
-pub(super) fn service(name: &str, spec: &str) -> String {
+pub(crate) fn service(name: &str, spec: &str) -> String {
     annotated(name, "", spec)
 }
 
 /// A Service of our class, with annotations and a line of its specification.
-pub(super) fn annotated(name: &str, annotations: &str, spec: &str) -> String {
+pub(crate) fn annotated(name: &str, annotations: &str, spec: &str) -> String {
     format!(
         "
 apiVersion: v1

@@ -70,7 +70,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`] when it has been removed.
+    /// [`Error::Kernel`](crate::Error::Kernel) when it has been removed.
     pub fn link(&self) -> Result<Link<'_>> {
         self.namespace.link(Self::INTERFACE)
     }
@@ -134,7 +134,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`], for example when the VIP is there already.
+    /// [`Error::Kernel`](crate::Error::Kernel), for example when the VIP is there already.
     pub fn add_vip(&self, vip: impl Into<IpAddr>) -> Result<()> {
         self.namespace.link("lo")?.add_address(Cidr::host(vip))
     }
@@ -143,7 +143,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`], for example when the VIP is not there.
+    /// [`Error::Kernel`](crate::Error::Kernel), for example when the VIP is not there.
     pub fn remove_vip(&self, vip: impl Into<IpAddr>) -> Result<()> {
         self.namespace.link("lo")?.remove_address(Cidr::host(vip))
     }

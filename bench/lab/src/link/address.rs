@@ -21,7 +21,7 @@ impl Link<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`], for example when the interface already has the address.
+    /// [`Error::Kernel`](crate::Error::Kernel), for example when the interface already has the address.
     pub fn add_address(&self, address: Cidr) -> Result<()> {
         self.namespace.request(
             RouteNetlinkMessage::NewAddress(self.address_message(address)),
@@ -43,7 +43,7 @@ impl Link<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`], for example when the interface does not have it.
+    /// [`Error::Kernel`](crate::Error::Kernel), for example when the interface does not have it.
     pub fn remove_address(&self, address: Cidr) -> Result<()> {
         self.namespace.request(
             RouteNetlinkMessage::DelAddress(self.address_message(address)),
@@ -56,7 +56,7 @@ impl Link<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`].
+    /// [`Error::Kernel`](crate::Error::Kernel).
     pub fn set_neighbour(&self, address: IpAddr, mac: Mac) -> Result<()> {
         let mut message = self.neighbour_message(address);
         message.header.state = NeighbourState::Permanent;
@@ -73,7 +73,7 @@ impl Link<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`] when there is none.
+    /// [`Error::Kernel`](crate::Error::Kernel) when there is none.
     pub fn delete_neighbour(&self, address: IpAddr) -> Result<()> {
         self.namespace.request(
             RouteNetlinkMessage::DelNeighbour(self.neighbour_message(address)),

@@ -60,7 +60,7 @@ impl<'a, 'b> Veth<'a, 'b> {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`], for example when a name is taken; otherwise as for [`Link::wait_until_ready`].
+    /// [`Error::Kernel`](crate::Error::Kernel), for example when a name is taken; otherwise as for [`Link::wait_until_ready`].
     pub fn create(self) -> Result<(Link<'a>, Link<'b>)> {
         let (a, b) = self.lay()?;
         a.wait_until_ready()?;
@@ -116,7 +116,7 @@ impl Namespace {
     ///
     /// # Errors
     ///
-    /// [`Error::Kernel`], for example when the kernel has no bridges.
+    /// [`Error::Kernel`](crate::Error::Kernel), for example when the kernel has no bridges.
     pub fn add_bridge(&self, name: &str) -> Result<Link<'_>> {
         let mut message = link_up();
         message.attributes = vec![

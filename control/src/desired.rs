@@ -1,6 +1,8 @@
 //! The desired state of the dataplane. The configuration file or the Kubernetes API defines it;
 //! [`crate::target_state`] applies it to a machine.
 
+mod check;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -9,8 +11,8 @@ use imbl::{OrdMap, OrdSet};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::hash::fnv_1a;
-use crate::health::Check;
 
+pub use self::check::{Check, CheckKind, HttpGet};
 pub use fastpath::tables::{
     BackendSpec, ForwardMode, NatSettings, Protocol, ServiceKey, ServiceSpec, TrafficPolicy,
 };

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::desired::Check;
 use crate::desired::{Desired, ForwardMode, Service, ServiceKey, Services};
-use crate::health::Check;
 use crate::versions::sides;
 
 /// Services and their totals.

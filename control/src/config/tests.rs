@@ -9,7 +9,7 @@ use crate::desired::{
     AttachMode, BackendSpec, ForwardMode, NatSettings, NodePortAddresses, Protocol, Role,
     ServiceKey, TrafficPolicy,
 };
-use crate::health::{Check, Get, Kind};
+use crate::desired::{Check, CheckKind, HttpGet};
 
 const EDGE: &str = include_str!("../../../deploy/examples/edge.yaml");
 const NODE: &str = include_str!("../../../deploy/examples/node.yaml");
@@ -250,14 +250,14 @@ fn health_fields_that_a_service_leaves_out_come_from_the_defaults() {
         .values()
         .map(|s| s.health.clone())
         .collect();
-    let get = Get {
+    let get = HttpGet {
         path: "/a?b".to_owned(),
         host: Some("x.org:8".to_owned()),
         status: vec![200..=200, 300..=399],
         body: Some("ok".to_owned()),
     };
     let expected = Check {
-        kind: Kind::Http { tls: true, get },
+        kind: CheckKind::Http { tls: true, get },
         port: Some(81),
         interval: Duration::from_secs(60),
         timeout: Duration::from_millis(20),

@@ -12,7 +12,7 @@ use std::time::Duration;
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::{TcpSocket, TcpStream};
 
-use super::{Check, Kind};
+use crate::desired::{Check, CheckKind};
 use crate::render::printable;
 
 /// Where the packets of a check go.
@@ -62,9 +62,9 @@ pub async fn probe(route: &Route, check: &Check) -> Result<(), ProbeError> {
 async fn attempt(route: &Route, check: &Check) -> Result<(), ProbeError> {
     let stream = connect(route).await.map_err(ProbeError::Connect)?;
     match &check.kind {
-        Kind::Tcp => Ok(()),
-        Kind::Http { tls: false, get } => http::get(stream, get, route.peer).await,
-        Kind::Http { tls: true, get } => {
+        CheckKind::Tcp => Ok(()),
+        CheckKind::Http { tls: false, get } => http::get(stream, get, route.peer).await,
+        CheckKind::Http { tls: true, get } => {
             let stream = tls::handshake(stream, get.host.as_deref(), route.peer.ip())
                 .await
                 .map_err(ProbeError::Tls)?;

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use fastpath::tables::{ProbeSpec, probe_mark};
 
-use super::Check;
 use super::probe::Route;
 use super::probe_indices::{Checked, ProbeIndices};
 use super::schedule::CheckThresholds;
 use super::selection::Member;
+use crate::desired::Check;
 use crate::desired::{BackendSpec, Desired, ForwardMode, ServiceKey, ServiceSpec};
 use crate::service_totals::ServiceTotals;
 

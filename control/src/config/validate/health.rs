@@ -7,8 +7,8 @@ use serde_saphyr::Spanned;
 
 use super::values::{Refusal, decimal, number, refusal, word};
 use super::{Rules, entries, position, raw};
+use crate::desired::{Check, CheckKind, HttpGet};
 use crate::desired::{Protocol, ServiceKey};
-use crate::health::{Check, Get, Kind};
 
 /// Longest path, and longest text to look for in a body, in bytes.
 const MAX_TEXT: usize = 1_024;
@@ -22,7 +22,7 @@ const COUNTS: RangeInclusive<u32> = 1..=100;
 #[derive(Clone)]
 pub(super) struct Settings {
     kind: Type,
-    get: Get,
+    get: HttpGet,
     /// The check without its kind.
     check: Check,
 }
@@ -31,7 +31,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             kind: Type::Tcp,
-            get: Get::default(),
+            get: HttpGet::default(),
             check: Check::default(),
         }
     }
@@ -75,9 +75,9 @@ impl Rules {
             self.missing(&format!("{field}.port"), Some(position(block)), remedy);
         }
         let kind = match kind {
-            Type::Tcp => Kind::Tcp,
-            Type::Http => Kind::Http { tls: false, get },
-            Type::Https => Kind::Http { tls: true, get },
+            Type::Tcp => CheckKind::Tcp,
+            Type::Http => CheckKind::Http { tls: false, get },
+            Type::Https => CheckKind::Http { tls: true, get },
         };
         Check { kind, ..check }
     }
@@ -114,7 +114,7 @@ impl Rules {
             kind: self
                 .read(&at("type"), &block.kind, check_type)
                 .unwrap_or(kind),
-            get: Get {
+            get: HttpGet {
                 path: path.unwrap_or(get.path),
                 host: self.read(&at("host"), &block.host, host).or(get.host),
                 status: self.statuses(&at("status"), block).unwrap_or(get.status),

@@ -11,7 +11,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::ProbeError;
-use crate::health::Get;
+use crate::desired::HttpGet;
 
 /// Number of bytes of the body in which the expected text must be.
 pub(super) const MAX_BODY_BYTES: usize = 64 << 10;
@@ -20,7 +20,7 @@ const MAX_HEAD_BYTES: usize = 64 << 10;
 
 pub(super) async fn get(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    get: &Get,
+    get: &HttpGet,
     peer: SocketAddr,
 ) -> Result<(), ProbeError> {
     let (mut sender, connection) = http1::Builder::new()

@@ -7,7 +7,7 @@ use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
 
 use super::*;
-use crate::health::Get;
+use crate::desired::HttpGet;
 use crate::http::testing::{free_port, own_loopback};
 
 /// Longer than any answer takes.
@@ -18,19 +18,19 @@ const SHORT: Duration = Duration::from_millis(400);
 #[tokio::test]
 async fn open_port_passes_a_tcp_check() {
     let listener = listen().await;
-    assert_eq!(outcome(address(&listener), Kind::Tcp).await, "ok");
+    assert_eq!(outcome(address(&listener), CheckKind::Tcp).await, "ok");
 }
 
 #[tokio::test]
 async fn closed_port_is_connection_refused() {
     let closed = (own_loopback(), free_port()).into();
-    assert_eq!(outcome(closed, Kind::Tcp).await, "connection refused");
+    assert_eq!(outcome(closed, CheckKind::Tcp).await, "connection refused");
 }
 
 #[tokio::test]
 async fn unreachable_address_is_told_in_the_kernels_words() {
     let nowhere = "[2001:db8:ffff::1]:9".parse().unwrap();
-    let told = outcome_within(SHORT, nowhere, Kind::Tcp).await;
+    let told = outcome_within(SHORT, nowhere, CheckKind::Tcp).await;
     assert!(
         [
             "network is unreachable",
@@ -136,12 +136,15 @@ async fn request_names_path_host_and_sender() {
         let (stream, _) = listener.accept().await.unwrap();
         respond(stream, vec![answer("200 OK", "")]).await
     });
-    let get = Get {
+    let get = HttpGet {
         path: "/ready?full=1".to_owned(),
         host: Some("www.example.com".to_owned()),
-        ..Get::default()
+        ..HttpGet::default()
     };
-    assert_eq!(outcome(peer, Kind::Http { tls: false, get }).await, "ok");
+    assert_eq!(
+        outcome(peer, CheckKind::Http { tls: false, get }).await,
+        "ok"
+    );
     let request = asked.await.unwrap().to_lowercase();
     assert!(
         request.starts_with("get /ready?full=1 http/1.1\r\n"),
@@ -176,11 +179,11 @@ fn spans_are_written_in_the_largest_unit_that_is_exact() {
     assert_eq!(span(Duration::from_millis(1_500)), "1500 ms");
 }
 
-async fn outcome(peer: SocketAddr, kind: Kind) -> String {
+async fn outcome(peer: SocketAddr, kind: CheckKind) -> String {
     outcome_within(TIMEOUT, peer, kind).await
 }
 
-async fn outcome_within(timeout: Duration, peer: SocketAddr, kind: Kind) -> String {
+async fn outcome_within(timeout: Duration, peer: SocketAddr, kind: CheckKind) -> String {
     let check = Check {
         kind,
         timeout,
@@ -192,24 +195,24 @@ async fn outcome_within(timeout: Duration, peer: SocketAddr, kind: Kind) -> Stri
     }
 }
 
-fn http(status: &[std::ops::RangeInclusive<u16>], body: Option<&str>) -> Kind {
-    Kind::Http {
+fn http(status: &[std::ops::RangeInclusive<u16>], body: Option<&str>) -> CheckKind {
+    CheckKind::Http {
         tls: false,
-        get: Get {
+        get: HttpGet {
             status: status.to_vec(),
             body: body.map(str::to_owned),
-            ..Get::default()
+            ..HttpGet::default()
         },
     }
 }
 
-fn https(body: &str) -> Kind {
-    Kind::Http {
+fn https(body: &str) -> CheckKind {
+    CheckKind::Http {
         tls: true,
-        get: Get {
+        get: HttpGet {
             body: Some(body.to_owned()),
             host: Some("www.example.com:8443".to_owned()),
-            ..Get::default()
+            ..HttpGet::default()
         },
     }
 }

@@ -236,7 +236,8 @@ impl Rig {
     /// Measures the rate of the whole path with a system, in frames per second of core time.
     pub(super) fn rate(&mut self, system: System, case: Case, frames: u32) -> Result<f64> {
         for _ in 0..TRIES {
-            let trial = self.send(system, case, frames)?;
+            let send = |rig: &mut Self| rig.send(system, case, frames);
+            let trial = self.checked(system, case, frames, send)?;
             if !trial.is_stolen {
                 return Ok(f64::from(frames) / trial.seconds);
             }
@@ -250,15 +251,20 @@ impl Rig {
     /// Measures the mean time per run of a system's program in nanoseconds, with the overhead of timing.
     ///
     /// Each flow that the tables know gets one packet before. At any rate worth measuring, the packets of a
-    /// flow are less than a second apart.
+    /// flow are less than a second apart. Nothing slow may happen between those packets and the measured ones: where
+    /// the clock counts instructions, it counts those of this program too.
     pub(super) fn cost(&mut self, system: System, case: Case, frames: u32) -> Result<f64> {
-        if case.stream.flows <= KNOWN_FLOWS {
-            let stream = Stream::in_turn(case.stream.flows);
-            self.send(system, Case { stream, ..case }, stream.flows)?;
-        }
-        let before = self.statistics(system, case.family)?;
-        self.send(system, case, frames)?;
-        let after = self.statistics(system, case.family)?;
+        let is_known = case.stream.flows <= KNOWN_FLOWS;
+        let first = if is_known { case.stream.flows } else { 0 };
+        let (before, after) = self.checked(system, case, first + frames, |rig| {
+            if is_known {
+                let stream = Stream::in_turn(case.stream.flows);
+                rig.send(system, Case { stream, ..case }, first)?;
+            }
+            let before = rig.statistics(system, case.family)?;
+            rig.send(system, case, frames)?;
+            Ok((before, rig.statistics(system, case.family)?))
+        })?;
         let runs = after.run_count() - before.run_count();
         ensure!(
             runs == u64::from(frames),
@@ -266,6 +272,27 @@ impl Rig {
             program_of(system, case.family)
         );
         Ok((after.run_time() - before.run_time()).as_secs_f64() * 1e9 / runs as f64)
+    }
+
+    /// Checks that all frames that `send` sends through a system have taken its path.
+    fn checked<R>(
+        &mut self,
+        system: System,
+        case: Case,
+        frames: u32,
+        send: impl FnOnce(&mut Self) -> Result<R>,
+    ) -> Result<R> {
+        let before = self.done(system, case);
+        let sent = send(self)?;
+        if let (Some(before), Some(after)) = (before, self.done(system, case)) {
+            let done = after - before;
+            ensure!(
+                done == u64::from(frames),
+                "{} took {done} of {frames} frames its way: the figures would be of something else",
+                system.name()
+            );
+        }
+        Ok(sent)
     }
 
     fn statistics(&self, system: System, family: Family) -> Result<ProgramInfo> {
@@ -328,7 +355,6 @@ impl Rig {
             };
             (generator, frame)
         };
-        let before = self.done(system, case);
         let generator = xdp(&self.bench, generator)?;
         let pair = &self.pairs[pair_of(system, family)];
         let context = context_of(frame.len(), pair.near)?;
@@ -343,14 +369,6 @@ impl Rig {
         generator.test_run(options).context("sending live frames")?;
         let end = host::core_clock(self.core)?;
         self.check_received(system, family, frame.len(), frames)?;
-        if let (Some(before), Some(after)) = (before, self.done(system, case)) {
-            let done = after - before;
-            ensure!(
-                done == u64::from(frames),
-                "{} took {done} of {frames} frames its way: the figures would be of something else",
-                system.name()
-            );
-        }
         Ok(Trial {
             seconds: end.since(start),
             is_stolen: end.is_stolen_since(start),

@@ -48,7 +48,7 @@ pub use self::flow::{
     Datagram, FLOW_ACCEPTED, FLOW_ASKED, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_FORWARD, FLOW_HAIRPIN,
     FLOW_RESET, PodFlow, RENEWAL_NS, Tuple,
 };
-pub use self::index::{Bucket, IndexKey, Place, WAYS, free_place, lay_out};
+pub use self::index::{Bucket, IndexEntry, IndexKey, Place, WAYS, free_place, lay_out};
 pub use self::link::TaggedLink;
 pub use self::local::{LOCAL_PORT_NS, LocalFlow};
 pub use self::nat::{
@@ -82,7 +82,7 @@ pub mod map {
     /// Hash from [`super::AddressKey`] to `u32` flags ([`super::ADDRESS_VIP`], [`super::ADDRESS_LOCAL`],
     /// [`super::ADDRESS_NODE_PORT`], [`super::ADDRESS_NAT`], [`super::ADDRESS_SHARED`], [`super::ADDRESS_INNER`]).
     pub const VIPS: &str = "VIPS";
-    /// Mmapable array of [`super::Bucket`], a power of two of them: from a service's key to its id.
+    /// Mmapable array of [`super::Bucket`], a power of two of them: from a service's key to its [`super::IndexEntry`].
     pub const SERVICE_INDEX: &str = "SERVICE_INDEX";
     /// Hash from [`super::IndexKey`] to the id of a service whose buckets are full.
     pub const SERVICE_OVERFLOW: &str = "SERVICE_OVERFLOW";

@@ -40,7 +40,8 @@ pub mod host;
 use self::headers::{Headers, Part};
 use crate::{
     abi::{
-        AddressKey, Config, Datagram, LocalFlow, Probe, Service, ServiceKeyV4, ServiceKeyV6, Tuple,
+        AddressKey, Config, Datagram, IndexEntry, LocalFlow, Probe, Service, ServiceKeyV4,
+        ServiceKeyV6, Tuple,
     },
     csum::Sum,
     family::Family,
@@ -130,10 +131,10 @@ pub enum Covered {
 pub trait Memory: Flows + Counters + Relay {
     /// Returns the machine-wide settings.
     fn config(&self) -> Option<&Config>;
-    /// Returns the id of an IPv4 service.
-    fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32>;
-    /// Returns the id of an IPv6 service.
-    fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32>;
+    /// Returns what the index says of an IPv4 service.
+    fn service_v4(&self, key: &ServiceKeyV4) -> Option<IndexEntry>;
+    /// Returns what the index says of an IPv6 service.
+    fn service_v6(&self, key: &ServiceKeyV6) -> Option<IndexEntry>;
     /// Returns a service, its word read with one load.
     fn service(&self, id: u32) -> Option<Service>;
     /// Tells whether a port is a NodePort, or one from which pods of this machine answer.

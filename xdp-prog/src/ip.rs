@@ -1,7 +1,7 @@
 //! The differences between the IP families, as a trait for generic code.
 
 use crate::{
-    abi::{AddressKey, ServiceKeyV4, ServiceKeyV6, Tuple},
+    abi::{AddressKey, IndexEntry, ServiceKeyV4, ServiceKeyV6, Tuple},
     family::Family,
     flow::{Address, FlowKey, V4, V6},
     wire::{ipv4::Ipv4, ipv6::Ipv6, protocol},
@@ -18,8 +18,9 @@ pub trait Ip: Address {
     const ICMP: u8;
     /// Returns the address as a table key.
     fn key(self) -> AddressKey;
-    /// Looks the destination's service up; returns its id, and the check that the service must carry.
-    fn service<T: Tables>(tables: &T, flow: &FlowKey<Self>) -> Option<(u32, u32)>;
+    /// Looks the destination's service up; returns what the index says of it, and the check that the service must
+    /// carry.
+    fn service<T: Tables>(tables: &T, flow: &FlowKey<Self>) -> Option<(IndexEntry, u32)>;
 }
 
 impl Ip for V4 {
@@ -33,9 +34,9 @@ impl Ip for V4 {
     }
 
     #[inline(always)]
-    fn service<T: Tables>(tables: &T, flow: &FlowKey<Self>) -> Option<(u32, u32)> {
+    fn service<T: Tables>(tables: &T, flow: &FlowKey<Self>) -> Option<(IndexEntry, u32)> {
         let key = ServiceKeyV4::new(flow.destination.0, flow.destination_port, flow.protocol);
-        tables.service_v4(&key).map(|id| (id, key.check()))
+        tables.service_v4(&key).map(|entry| (entry, key.check()))
     }
 }
 
@@ -50,9 +51,9 @@ impl Ip for V6 {
     }
 
     #[inline(always)]
-    fn service<T: Tables>(tables: &T, flow: &FlowKey<Self>) -> Option<(u32, u32)> {
+    fn service<T: Tables>(tables: &T, flow: &FlowKey<Self>) -> Option<(IndexEntry, u32)> {
         let key = ServiceKeyV6::new(flow.destination.0, flow.destination_port, flow.protocol);
-        tables.service_v6(&key).map(|id| (id, key.check()))
+        tables.service_v6(&key).map(|entry| (entry, key.check()))
     }
 }
 

@@ -116,7 +116,7 @@ fn carry_out<F: FrameMut + FrameSum, T: World>(
                 match translate.by.backend {
                     0 => tables.count_reason(ToClientReason::NatReply.index()),
                     backend => {
-                        let service = translate.by.service;
+                        let service = tables.handed_over().service;
                         tables.count_forward(service, backend, translate.length as u64);
                     }
                 }
@@ -127,7 +127,7 @@ fn carry_out<F: FrameMut + FrameSum, T: World>(
         Verdict::Continue(stage) => return Action::Continue(stage),
         Verdict::Answer(answer) => {
             tables.hand_over(HandOver {
-                answer,
+                detail: answer.0,
                 ..HandOver::default()
             });
             return Action::Continue(Stage::Answer);
@@ -263,7 +263,10 @@ fn translate_error<F: FrameMut + FrameSum, T: World>(
     let by = error.error.by;
     match by.backend {
         0 => tables.count_reason(ToClientReason::NatError.index()),
-        backend => tables.count_forward(by.service, backend, error.error.length as u64),
+        backend => {
+            let service = tables.handed_over().service;
+            tables.count_forward(service, backend, error.error.length as u64);
+        }
     }
     Ok(send(by.ifindex, ingress))
 }

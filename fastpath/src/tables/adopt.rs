@@ -8,7 +8,9 @@ use std::{
 };
 
 use ipnet::IpNet;
-use xdp_prog::abi::{BACKEND_LOCAL, Backend, Config, DeliveryKeys, IndexKey, Service, ServiceWord};
+use xdp_prog::abi::{
+    BACKEND_LOCAL, Backend, Config, DeliveryKeys, IndexEntry, IndexKey, Service, ServiceWord,
+};
 
 use super::{
     ForwardMode, InstalledBackend, InstalledService, NodeRoute, Run, ServiceKey, TableError,
@@ -97,17 +99,25 @@ impl Tables {
             (1..self.service.length()).filter_map(|id| Some((id, self.service.read(id)?)));
         let known = entries.filter(|(_, entry)| entry.word.base() != 0);
         let keys = known.filter_map(|(id, entry)| Some((key_of_entry(&entry)?, id)));
-        keys.filter(|(key, id)| self.index.get(self.index.key(key)) == Some(*id))
-            .collect()
+        keys.filter(|(key, id)| {
+            self.index.get(self.index.key(key)).map(IndexEntry::id) == Some(*id)
+        })
+        .collect()
     }
 
-    /// Removes the keys that lead to no service.
+    /// Removes the keys that lead to no service. The earlier agent may have ended between the two stores that turn a
+    /// service to another table; the index then gets the place that the service's entry has.
     fn retain_keys(&mut self) -> Result<(), TableError> {
         let known = self.contents.installed.iter();
         let known: HashMap<IndexKey, u32> = known
             .map(|(key, service)| (self.index.key(key), service.id))
             .collect();
-        self.index.retain(|key, id| known.get(&key) == Some(&id))
+        let Self { index, service, .. } = self;
+        index.retain(|key, id| {
+            let is_known = known.get(&key) == Some(&id);
+            let entry = service.read(id).filter(|_| is_known)?;
+            Some(IndexEntry::new(id, &entry))
+        })
     }
 
     /// Reads a service back; `None` if its entries contradict each other.

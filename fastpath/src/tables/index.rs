@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, mem::offset_of};
 
-use xdp_prog::abi::{Bucket, IndexKey, Place, WAYS, free_place, map};
+use xdp_prog::abi::{Bucket, IndexEntry, IndexKey, Place, WAYS, free_place, map};
 
 use super::{
     ServiceKey, TableError, Usage, encode::index_key, mapped::Mapped, syscall_map::SyscallMap,
@@ -12,7 +12,7 @@ use crate::load::Loaded;
 /// The index, its overflow, and the places that must not be reused yet.
 pub(super) struct ServiceIndex {
     buckets: Mapped<Bucket>,
-    overflow: SyscallMap<u64, u64>,
+    overflow: SyscallMap<u64, IndexEntry>,
     /// Keys in the overflow.
     overflowing: BTreeSet<IndexKey>,
     seed: u64,
@@ -65,43 +65,43 @@ impl ServiceIndex {
         Ok(())
     }
 
-    /// Removes the keys that do not lead to a known id.
+    /// Removes the keys that do not lead to a known id, and mends what the index says of the others.
     ///
     /// # Errors
     ///
     /// Fails if the kernel refuses a write.
     pub(super) fn retain(
         &mut self,
-        is_known: impl Fn(IndexKey, u32) -> bool,
+        known: impl Fn(IndexKey, u32) -> Option<IndexEntry>,
     ) -> Result<(), TableError> {
         for index in 0..self.buckets.length() {
-            let Some(bucket) = self.buckets.get(index) else {
+            let Some(bucket) = self.buckets.read(index) else {
                 continue;
             };
-            let strays = (0..WAYS as usize).filter(|way| {
-                let (key, id) = (bucket.keys[*way], bucket.ids[*way]);
-                key != 0 && !u32::try_from(id).is_ok_and(|id| is_known(IndexKey(key), id))
-            });
-            for way in strays.collect::<Vec<_>>() {
-                self.clear((index, way));
+            for way in (0..WAYS as usize).filter(|way| bucket.keys[*way] != 0) {
+                let (key, found) = (IndexKey(bucket.keys[way]), bucket.entries[way]);
+                match known(key, found.id()) {
+                    Some(entry) if entry == found => {}
+                    Some(entry) => self.store((index, way), key, entry),
+                    None => self.clear((index, way)),
+                }
             }
         }
         for key in self.overflowing.clone() {
-            let id = self.get(key);
-            if !id.is_some_and(|id| is_known(key, id)) {
+            let entry = self.get(key);
+            if entry.and_then(|entry| known(key, entry.id())).is_none() {
                 self.remove(key)?;
             }
         }
         Ok(())
     }
 
-    /// Returns the id to which a key leads.
-    pub(super) fn get(&self, key: IndexKey) -> Option<u32> {
-        let id = match self.find(key) {
-            Some((index, way)) => self.buckets.get(index)?.ids[way],
-            None => self.overflow.get(&key.0)?,
-        };
-        u32::try_from(id).ok()
+    /// Returns the entry to which a key leads.
+    pub(super) fn get(&self, key: IndexKey) -> Option<IndexEntry> {
+        match self.find(key) {
+            Some((index, way)) => Some(self.buckets.get(index)?.entries[way]),
+            None => self.overflow.get(&key.0),
+        }
     }
 
     /// Returns the place of a key, else a free place for it.
@@ -114,11 +114,18 @@ impl ServiceIndex {
         })
     }
 
-    /// Writes a key and its id in a place from [`ServiceIndex::place_for`]. The key is stored last, because it makes
-    /// the id visible.
-    pub(super) fn store(&mut self, place: Place, key: IndexKey, id: u32) {
-        self.store_word(place, offset_of!(Bucket, ids), id.into());
+    /// Writes a key and its entry in a place from [`ServiceIndex::place_for`]. The key is stored last, because it
+    /// makes the entry visible.
+    pub(super) fn store(&mut self, place: Place, key: IndexKey, entry: IndexEntry) {
+        self.store_word(place, offset_of!(Bucket, entries), entry.0);
         self.store_word(place, offset_of!(Bucket, keys), key.0);
+    }
+
+    /// Replaces the entry of a key that has a place; in the overflow, an entry has nothing but the id.
+    pub(super) fn update(&mut self, key: IndexKey, entry: IndexEntry) {
+        if let Some(place) = self.find(key) {
+            self.store_word(place, offset_of!(Bucket, entries), entry.0);
+        }
     }
 
     /// Writes a key without a place, and its id, into the overflow. Programs must look there already.
@@ -127,7 +134,7 @@ impl ServiceIndex {
     ///
     /// Fails if the overflow is full, or if the kernel refuses the write.
     pub(super) fn store_aside(&mut self, key: IndexKey, id: u32) -> Result<(), TableError> {
-        self.overflow.insert_new(key.0, u64::from(id))?;
+        self.overflow.insert_new(key.0, IndexEntry::of_id(id))?;
         self.overflowing.insert(key);
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, mem::offset_of, sync::Arc};
 
-use xdp_prog::abi::{Service, ServiceWord, Slot, map};
+use xdp_prog::abi::{IndexEntry, Service, ServiceWord, Slot, map};
 
 use super::{
     ArenaFill, Change, InstalledService, RetiredService, Run, ServiceKey, ServiceSpec, TableError,
@@ -219,20 +219,20 @@ impl Tables {
         }
         let word = |run: Run| ServiceWord::new(run.base, run.log2, key_check(key));
         let local_word = runs.local.map_or(ServiceWord::default(), word);
+        let entry = Service {
+            word: word(runs.table),
+            local: local_word,
+            ..service_entry(key, spec)
+        };
         if old_id.is_some() {
-            self.store_words(id, word(runs.table), local_word);
+            self.store_words(key, id, &entry);
         } else {
             match &replaced {
                 Some(replaced) => self.counters.services.copy(replaced.id, id),
                 None => self.counters.services.clear(id),
             }
-            let entry = Service {
-                word: word(runs.table),
-                local: local_word,
-                ..service_entry(key, spec)
-            };
             self.service.write(id, entry);
-            if let Err(error) = self.insert_key(key, id) {
+            if let Err(error) = self.insert_key(key, id, &entry) {
                 self.service.write(id, Service::default());
                 self.remove_pods(id, &Pods::new(), &pods);
                 self.remove_source_ranges(id, &ranges);
@@ -370,22 +370,25 @@ impl Tables {
         changed
     }
 
-    fn store_words(&mut self, id: u32, table: ServiceWord, local: ServiceWord) {
+    /// Turns a service to the tables of an entry, at its id and in the index.
+    fn store_words(&mut self, key: &ServiceKey, id: u32, entry: &Service) {
         for (offset, word) in [
-            (offset_of!(Service, word), table),
-            (offset_of!(Service, local), local),
+            (offset_of!(Service, word), entry.word),
+            (offset_of!(Service, local), entry.local),
         ] {
             self.service.store_u64(id, offset, word.0);
         }
+        self.index
+            .update(self.index.key(key), IndexEntry::new(id, entry));
     }
 
-    /// Makes a key lead to the service with this id.
-    fn insert_key(&mut self, key: &ServiceKey, id: u32) -> Result<(), TableError> {
+    /// Makes a key lead to the service with this id and entry.
+    fn insert_key(&mut self, key: &ServiceKey, id: u32, entry: &Service) -> Result<(), TableError> {
         let key = self.index.key(key);
         if !self.index.is_aside(key)
             && let Some(place) = self.or_reclaim(|tables| tables.index.place_for(key))
         {
-            self.index.store(place, key, id);
+            self.index.store(place, key, IndexEntry::new(id, entry));
             return Ok(());
         }
         self.ask_overflow()?;

@@ -7,7 +7,7 @@ use std::{
 
 use xdp_prog::{
     abi::{
-        AddressKey, Config, Datagram, LocalFlow, PodFlow, Probe, Service, ServiceKeyV4,
+        AddressKey, Config, Datagram, IndexEntry, LocalFlow, PodFlow, Probe, Service, ServiceKeyV4,
         ServiceKeyV6, Tuple,
     },
     egress::{Memory, Next, host::HostSkb, process},
@@ -89,12 +89,12 @@ impl Memory for World<'_> {
         Some(&self.tables.set.config)
     }
 
-    fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32> {
-        self.tables.set.services_v4.get(key).copied()
+    fn service_v4(&self, key: &ServiceKeyV4) -> Option<IndexEntry> {
+        self.tables.set.entry_v4(key)
     }
 
-    fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32> {
-        self.tables.set.services_v6.get(key).copied()
+    fn service_v6(&self, key: &ServiceKeyV6) -> Option<IndexEntry> {
+        self.tables.set.entry_v6(key)
     }
 
     fn service(&self, id: u32) -> Option<Service> {

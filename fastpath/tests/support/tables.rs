@@ -16,9 +16,9 @@ use fastpath::{clock::monotonic_ns, cpus::entries_of_all};
 use xdp_prog::{
     abi::{
         AddressKey, BACKEND_V4, Backend, Bucket, CONFIG_OVERFLOW, Claim, Config, Datagram,
-        DeliveryKeys, EdgeMac, EdgePrefix, FlowNote, IndexKey, LocalFlow, NextHop, PathReport, Pod,
-        PodFlow, PodKey, REASONS_OF_CPU, Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot,
-        SourcePrefix, Tag, TaggedLink, Traffic, Tuple, lay_out, map,
+        DeliveryKeys, EdgeMac, EdgePrefix, FlowNote, IndexEntry, IndexKey, LocalFlow, NextHop,
+        PathReport, Pod, PodFlow, PodKey, REASONS_OF_CPU, Service, ServiceKeyV4, ServiceKeyV6,
+        ServiceWord, Slot, SourcePrefix, Tag, TaggedLink, Traffic, Tuple, lay_out, map,
     },
     reason::REASON_COUNT,
     world::{
@@ -222,21 +222,44 @@ impl TableSet {
         }
     }
 
-    /// Lays out the services' index, and its overflow, where every third key lies.
-    pub(crate) fn index(&self) -> (Vec<Bucket>, HashMap<u64, u64>) {
-        let v4 = self.services_v4.iter();
-        let v6 = self.services_v6.iter();
-        let keys = v4
-            .map(|(key, id)| (IndexKey::v4(*key), *id))
-            .chain(v6.map(|(key, id)| (IndexKey::v6(key, INDEX_SEED), *id)));
+    /// Lays out the services' index and its overflow.
+    pub(crate) fn index(&self) -> (Vec<Bucket>, HashMap<u64, IndexEntry>) {
+        let v4 = self.services_v4.keys();
+        let v6 = self.services_v6.keys();
+        let entries = v4
+            .map(|key| (IndexKey::v4(*key), self.entry_v4(key)))
+            .chain(v6.map(|key| (IndexKey::v6(key, INDEX_SEED), self.entry_v6(key))));
         let mut buckets = vec![Bucket::default(); size::BUCKETS as usize];
         let mut overflow = HashMap::new();
-        for (key, id) in keys {
-            if key.0 % 3 == 0 || !lay_out(&mut buckets, INDEX_SEED, key, id) {
-                overflow.insert(key.0, id.into());
+        for (key, entry) in entries {
+            let entry = entry.unwrap();
+            if is_aside(key) || !lay_out(&mut buckets, INDEX_SEED, key, entry) {
+                overflow.insert(key.0, IndexEntry::of_id(entry.id()));
             }
         }
         (buckets, overflow)
+    }
+
+    /// Returns what the index says of an IPv4 service.
+    pub(crate) fn entry_v4(&self, key: &ServiceKeyV4) -> Option<IndexEntry> {
+        let id = *self.services_v4.get(key)?;
+        Some(self.entry(IndexKey::v4(*key), key.check(), id))
+    }
+
+    /// Returns what the index says of an IPv6 service.
+    pub(crate) fn entry_v6(&self, key: &ServiceKeyV6) -> Option<IndexEntry> {
+        let id = *self.services_v6.get(key)?;
+        Some(self.entry(IndexKey::v6(key, INDEX_SEED), key.check(), id))
+    }
+
+    /// Makes the entry of a key that leads to an id. It says no more than the id if that is another service's.
+    fn entry(&self, key: IndexKey, check: u32, id: u32) -> IndexEntry {
+        match self.service.get(id as usize) {
+            Some(service) if service.word.check() == check && !is_aside(key) => {
+                IndexEntry::new(id, service)
+            }
+            _ => IndexEntry::of_id(id),
+        }
     }
 
     /// Gives a service a second table, of this machine's pods alone.
@@ -442,12 +465,12 @@ impl Tables for ModelTables<'_> {
         self.tables.pods.get(key).copied()
     }
 
-    fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32> {
-        self.tables.services_v4.get(key).copied()
+    fn service_v4(&self, key: &ServiceKeyV4) -> Option<IndexEntry> {
+        self.tables.entry_v4(key)
     }
 
-    fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32> {
-        self.tables.services_v6.get(key).copied()
+    fn service_v6(&self, key: &ServiceKeyV6) -> Option<IndexEntry> {
+        self.tables.entry_v6(key)
     }
 
     fn service(&self, id: u32) -> Option<Service> {
@@ -484,6 +507,11 @@ impl Tables for ModelTables<'_> {
 }
 
 /// Tells whether the first `bits` of two addresses are the same.
+/// Tells whether a key lies in the index's overflow: every third one does.
+const fn is_aside(key: IndexKey) -> bool {
+    key.0.is_multiple_of(3)
+}
+
 fn covers(prefix: AddressKey, bits: u32, address: AddressKey) -> bool {
     let differing = u128::from_be_bytes(address.octets()) ^ u128::from_be_bytes(prefix.octets());
     let mask = u128::MAX.checked_shl(128 - bits).unwrap_or(0);

@@ -17,7 +17,7 @@ use fastpath::{
     },
 };
 use xdp_prog::abi::{
-    AddressKey, BACKEND_V4, Backend, Bucket, Config, IndexKey, PathReport, Pod, PodKey,
+    AddressKey, BACKEND_V4, Backend, Bucket, Config, IndexEntry, IndexKey, PathReport, Pod, PodKey,
     ServiceKeyV4, Slot, SlotPair, Tag, Traffic, egress_port, map,
 };
 use xdp_prog::reason::PassReason;
@@ -961,6 +961,56 @@ fn services_whose_buckets_are_full_are_found_all_the_same() {
 }
 
 #[test]
+fn index_names_the_table_of_a_plain_service() {
+    let pins = TestPins::new("plain");
+    let loaded = pins.load();
+    let key = service("10.99.0.1:80/tcp");
+    let of_length = |log2| ServiceSpec {
+        log2_slots: Some(log2),
+        ..spec(&[("10.0.0.1", 1)])
+    };
+    let found = || {
+        let index = array::<Bucket>(&loaded, map::SERVICE_INDEX);
+        let buckets = (0..index.len()).map(|bucket| index.get(&bucket, 0).unwrap());
+        let known = buckets.zip(0..).find_map(|(bucket, at)| {
+            let way = bucket.keys.iter().position(|key| *key != 0)?;
+            Some((at, way, bucket))
+        });
+        known.unwrap()
+    };
+    let named = |tables: &Tables| {
+        let (_, way, bucket) = found();
+        let place = bucket.entries[way].plain().unwrap();
+        let run = tables.service(&key).unwrap().run;
+        (place.base(), place.log2_length()) == (run.base, run.log2)
+    };
+    let mut tables = Tables::open(&loaded).unwrap();
+    tables.put_service(key, &of_length(4)).unwrap();
+    assert!(named(&tables));
+    let (at, way, first) = found();
+    tables.put_service(key, &of_length(5)).unwrap();
+    assert!(named(&tables));
+    drop(tables);
+    // What an agent leaves that is killed before its last store.
+    let (_, _, mut last) = found();
+    assert_ne!(last.entries[way], first.entries[way]);
+    last.entries[way] = first.entries[way];
+    array::<Bucket>(&loaded, map::SERVICE_INDEX)
+        .set(at, last, 0)
+        .unwrap();
+    let mut tables = Tables::open(&loaded).unwrap();
+    assert!(named(&tables));
+    let restricted = ServiceSpec {
+        affinity: Some(7),
+        ..of_length(5)
+    };
+    tables.put_service(key, &restricted).unwrap();
+    let (_, way, bucket) = found();
+    assert_eq!(bucket.entries[way].plain(), None);
+    assert_eq!(bucket.entries[way].id(), tables.service(&key).unwrap().id);
+}
+
+#[test]
 fn a_key_that_leads_to_another_services_entry_is_removed() {
     let pins = TestPins::new("contradiction");
     let loaded = pins.load();
@@ -979,7 +1029,7 @@ fn a_key_that_leads_to_another_services_entry_is_removed() {
     let mut bucket: Bucket = index.get(&0, 0).unwrap();
     let stray = ServiceKeyV4::new([10, 99, 0, 2], [0, 80], Protocol::Tcp.number());
     let way = bucket.keys.iter().position(|key| *key == 0).unwrap();
-    (bucket.keys[way], bucket.ids[way]) = (IndexKey::v4(stray).0, id.into());
+    (bucket.keys[way], bucket.entries[way]) = (IndexKey::v4(stray).0, IndexEntry::of_id(id));
     index.set(0, bucket, 0).unwrap();
     assert_eq!(keys(), 2);
 

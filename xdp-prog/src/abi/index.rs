@@ -1,13 +1,13 @@
-//! The service index: from address, port and protocol to a service's id.
+//! The service index: from address, port and protocol to a service.
 //!
 //! It is a hash table of our own. Only user space writes it, and programs read it without a helper call:
 //!
 //! ```text
-//! key --hash--> two buckets, a cache line each:   | key key key key | id id id id |
+//! key --hash--> two buckets, a cache line each:   | key key key key | entry entry entry entry |
 //! ```
 //!
 //! A key is in one of its two buckets and stays in its place until it is removed. Another key gets the place only
-//! after a grace period, so the id that a reader finds beside a key belongs to that key. If both of its buckets are
+//! after a grace period, so the entry that a reader finds beside a key belongs to that key. If both of its buckets are
 //! full, a key goes to `SERVICE_OVERFLOW`, a hash map of the kernel. Programs look there only while it has entries
 //! ([`CONFIG_OVERFLOW`](super::CONFIG_OVERFLOW)).
 //!
@@ -15,10 +15,14 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::{ServiceKeyV4, ServiceKeyV6, plain_data};
+use super::{
+    MODE_IPIP, SERVICE_DROP_WHEN_EMPTY, SERVICE_PODS, Service, ServiceKeyV4, ServiceKeyV6,
+    ServiceWord, plain_data,
+};
 
 plain_data! {
     Bucket: 64,
+    IndexEntry: 8,
 }
 
 /// Number of keys in a bucket.
@@ -75,8 +79,65 @@ const fn scatter(word: u64) -> u64 {
 pub struct Bucket {
     /// [`IndexKey`]s; 0 marks a free place.
     pub keys: [u64; WAYS as usize],
-    /// The service ids of the keys.
-    pub ids: [u64; WAYS as usize],
+    /// What the index says of the keys' services.
+    pub entries: [IndexEntry; WAYS as usize],
+}
+
+/// A service's id and, if the service is plain, the place of its lookup table.
+///
+/// ```text
+/// 63      62     33 32      28 27                     0
+/// | plain | id (30) | log2 (5) | first slot in LUT (28) |
+/// ```
+///
+/// A plain service has no rule that a packet on its way to another machine must be asked about. Programs find the
+/// owner of such a packet without reading [`Service`].
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(transparent)]
+pub struct IndexEntry(pub u64);
+
+impl IndexEntry {
+    const PLAIN: u64 = 1 << 63;
+    const PLACE_BITS: u32 = ServiceWord::BASE_BITS + ServiceWord::LOG2_BITS;
+    const PLACE: u64 = (1 << Self::PLACE_BITS) - 1;
+
+    /// Makes the entry of a service about which it says the id alone, below 2^30.
+    pub const fn of_id(id: u32) -> Self {
+        debug_assert!(id < 1 << 30);
+        Self((id as u64) << Self::PLACE_BITS)
+    }
+
+    /// Makes the entry of a service with an id below 2^30.
+    pub const fn new(id: u32, service: &Service) -> Self {
+        let is_plain = service.mode == MODE_IPIP
+            && service.affinity == 0
+            && service.flags & !(SERVICE_PODS | SERVICE_DROP_WHEN_EMPTY) == 0
+            && service.word.base() != 0;
+        let Self(id) = Self::of_id(id);
+        Self(if is_plain {
+            Self::PLAIN | id | service.word.0 & Self::PLACE
+        } else {
+            id
+        })
+    }
+
+    /// Returns the service's id.
+    #[inline(always)]
+    pub const fn id(self) -> u32 {
+        (self.0 >> Self::PLACE_BITS) as u32 & ((1 << 30) - 1)
+    }
+
+    /// Returns the place of a plain service's table, without the key's check.
+    #[inline(always)]
+    pub const fn plain(self) -> Option<ServiceWord> {
+        if self.0 & Self::PLAIN != 0 {
+            Some(ServiceWord(self.0 & Self::PLACE))
+        } else {
+            None
+        }
+    }
 }
 
 /// The index of a bucket, and a key's position in the bucket.
@@ -99,7 +160,7 @@ pub fn free_place(
     emptier.and_then(|mut places| places.next())
 }
 
-/// Writes a key and its id into an index that nobody reads yet; returns false if both of the key's buckets are full.
+/// Writes a key and its entry into an index that nobody reads yet; returns false if both of the key's buckets are full.
 ///
 /// # Panics
 ///
@@ -108,14 +169,14 @@ pub fn free_place(
     clippy::cast_possible_truncation,
     reason = "maps have fewer than 2^32 entries"
 )]
-pub fn lay_out(index: &mut [Bucket], seed: u64, key: IndexKey, id: u32) -> bool {
+pub fn lay_out(index: &mut [Bucket], seed: u64, key: IndexKey, entry: IndexEntry) -> bool {
     let buckets = key.buckets(seed, index.len() as u32 - 1);
     let buckets = buckets.map(|bucket| (bucket, &index[bucket as usize]));
     let Some((bucket, way)) = free_place(buckets, |_| true) else {
         return false;
     };
     let bucket = &mut index[bucket as usize];
-    (bucket.keys[way], bucket.ids[way]) = (key.0, id.into());
+    (bucket.keys[way], bucket.entries[way]) = (key.0, entry);
     true
 }
 
@@ -126,6 +187,7 @@ mod tests {
     use std::{collections::BTreeSet, vec, vec::Vec};
 
     use super::*;
+    use crate::abi::{MODE_L2DSR, SERVICE_NAT, SERVICE_NODE_PORT, SERVICE_SOURCE_RANGES};
 
     const SEED: u64 = 0x0123_4567_89ab_cdef;
 
@@ -174,11 +236,64 @@ mod tests {
         let mut table = vec![Bucket::default(); BUCKETS as usize];
         let mut overflow = Vec::new();
         for key in keys(BUCKETS * 2) {
-            if !lay_out(&mut table, SEED, key, 1) {
+            if !lay_out(&mut table, SEED, key, IndexEntry::of_id(1)) {
                 overflow.push(key);
             }
         }
         assert!(overflow.len() < 4, "{}", overflow.len());
+    }
+
+    #[test]
+    fn entry_of_a_plain_service_has_the_place_of_its_table() {
+        let word = ServiceWord::new((1 << 28) - 1, 31, 0x7fff_ffff);
+        let plain = Service {
+            word,
+            flags: SERVICE_PODS | SERVICE_DROP_WHEN_EMPTY,
+            ..Service::default()
+        };
+        let entry = IndexEntry::new((1 << 30) - 1, &plain);
+        assert_eq!(entry.id(), (1 << 30) - 1);
+        let place = entry.plain().unwrap();
+        assert_eq!((place.base(), place.log2_length()), ((1 << 28) - 1, 31));
+    }
+
+    #[test]
+    fn entry_of_a_service_with_rules_has_its_id_alone() {
+        let word = ServiceWord::new(1, 4, 7);
+        let plain = Service {
+            word,
+            ..Service::default()
+        };
+        assert!(IndexEntry::new(5, &plain).plain().is_some());
+        for service in [
+            Service {
+                mode: MODE_L2DSR,
+                ..plain
+            },
+            Service {
+                affinity: 1,
+                ..plain
+            },
+            Service {
+                flags: SERVICE_NAT,
+                ..plain
+            },
+            Service {
+                flags: SERVICE_NODE_PORT,
+                ..plain
+            },
+            Service {
+                flags: SERVICE_SOURCE_RANGES,
+                ..plain
+            },
+            Service {
+                word: ServiceWord::default(),
+                ..plain
+            },
+        ] {
+            let entry = IndexEntry::new(5, &service);
+            assert_eq!((entry.id(), entry.plain()), (5, None), "{service:?}");
+        }
     }
 
     #[test]

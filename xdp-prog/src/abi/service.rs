@@ -117,7 +117,7 @@ pub struct ServiceWord(pub u64);
 impl ServiceWord {
     /// Width of the first-slot field in bits: the arena has at most 2^28 slots.
     pub const BASE_BITS: u32 = 28;
-    const LOG2_BITS: u32 = 5;
+    pub(super) const LOG2_BITS: u32 = 5;
     /// Width of the key check in bits.
     pub const CHECK_BITS: u32 = 64 - Self::BASE_BITS - Self::LOG2_BITS;
 

@@ -127,7 +127,7 @@ fn only_vlan<F: Frame>(frame: &F, l3: usize) -> [u8; 2] {
 /// Returns what becomes of the packet if it is not.
 #[inline(always)]
 pub fn decide<F: Frame, T: World>(frame: &F, tables: &T) -> Result<Reply, Ending> {
-    let answer = tables.handed_over().answer;
+    let answer = Answer(tables.handed_over().detail);
     let link = match parse::link(frame) {
         Ok(link) => link,
         Err(reason) => return Err(Ending::Pass(reason)),

@@ -54,9 +54,41 @@ impl Found {
 /// Returns the verdict on a packet without a service.
 #[inline(always)]
 pub fn find<'t, A: Ip, T: Tables>(tables: &'t T, flow: &FlowKey<A>) -> Result<Found, Verdict<'t>> {
-    let Some((id, check)) = A::service(tables, flow) else {
+    match A::service(tables, flow) {
+        Some((entry, check)) => checked(tables, entry.id(), check),
+        None => Err(no_service(tables, flow)),
+    }
+}
+
+/// Finds the service of a flow at an edge: as [`find`], but a plain service's entry is not read. Its flags seem to be
+/// none.
+///
+/// # Errors
+///
+/// As [`find`].
+#[inline(always)]
+pub fn find_at_edge<'t, A: Ip, T: Tables>(
+    tables: &'t T,
+    flow: &FlowKey<A>,
+) -> Result<Found, Verdict<'t>> {
+    let Some((entry, check)) = A::service(tables, flow) else {
         return Err(no_service(tables, flow));
     };
+    match entry.plain() {
+        Some(word) => Ok(Found {
+            id: entry.id(),
+            entry: Service {
+                word,
+                ..Service::default()
+            },
+        }),
+        None => checked(tables, entry.id(), check),
+    }
+}
+
+/// Returns the service with this id, if it is the one whose key has this check.
+#[inline(always)]
+fn checked<'t, T: Tables>(tables: &'t T, id: u32, check: u32) -> Result<Found, Verdict<'t>> {
     match tables.service(id) {
         Some(entry) if entry.word.check() == check && entry.word.base() != 0 => {
             Ok(Found { id, entry })
@@ -142,10 +174,13 @@ pub fn owner<'t, A: Ip, T: Tables>(
     }
     match owner_among(tables, found, found.entry.word, flow) {
         Some(owner) => Ok(owner),
-        None if found.entry.flags & SERVICE_DROP_WHEN_EMPTY != 0 => {
-            Err(Verdict::Drop(DropReason::NoLocalBackend))
-        }
-        None => Err(Verdict::Answer(Answer::REFUSE)),
+        // A plain service's flags are not known yet.
+        None => match tables.service(found.id) {
+            Some(entry) if entry.flags & SERVICE_DROP_WHEN_EMPTY != 0 => {
+                Err(Verdict::Drop(DropReason::NoLocalBackend))
+            }
+            _ => Err(Verdict::Answer(Answer::REFUSE)),
+        },
     }
 }
 

@@ -62,7 +62,7 @@ const fn renew(known: LocalFlow, protocol: u8, flags: TcpFlags, now: u64) -> Loc
 #[inline(always)]
 fn leaves_from_node_port<T: Memory>(tables: &T, packet: &Headers, ports: &Ports) -> bool {
     let source = packet.source.octets();
-    let (id, check) = match packet.family {
+    let (entry, check) = match packet.family {
         Family::V4 => {
             let [.., a, b, c, d] = source;
             let key = ServiceKeyV4::new([a, b, c, d], ports.source, packet.protocol);
@@ -73,11 +73,11 @@ fn leaves_from_node_port<T: Memory>(tables: &T, packet: &Headers, ports: &Ports)
             (tables.service_v6(&key), key.check())
         }
     };
-    let Some(id) = id else {
+    let Some(entry) = entry else {
         return false;
     };
     // If the table changes at this moment, the flow's next packet is judged by the new one.
-    match tables.service(id) {
+    match tables.service(entry.id()) {
         Some(service) => service.word.check() == check && service.flags & SERVICE_NODE_PORT != 0,
         None => false,
     }

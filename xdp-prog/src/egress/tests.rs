@@ -14,7 +14,7 @@ use proptest::prelude::*;
 
 use super::{host::HostSkb, *};
 use crate::{
-    abi::{AddressKey, PodFlow},
+    abi::{AddressKey, IndexEntry, PodFlow},
     decide::node::deliver::IDLE_TCP_NS,
     reason::REASON_COUNT,
     world::{Clock, FlowTable, Inserted, Relay},
@@ -417,11 +417,11 @@ impl Memory for World {
         None
     }
 
-    fn service_v4(&self, _: &ServiceKeyV4) -> Option<u32> {
+    fn service_v4(&self, _: &ServiceKeyV4) -> Option<IndexEntry> {
         None
     }
 
-    fn service_v6(&self, _: &ServiceKeyV6) -> Option<u32> {
+    fn service_v6(&self, _: &ServiceKeyV6) -> Option<IndexEntry> {
         None
     }
 

@@ -1,7 +1,5 @@
 //! The facts that one stage leaves for the next.
 
-use super::Answer;
-
 /// The facts about the current packet when its stage ends. The next stage parses the frame again, but need not look
 /// these up again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,10 +11,9 @@ pub struct HandOver {
     pub backend: u32,
     /// Source and destination port, in wire order. A later fragment does not contain them.
     pub ports: u32,
-    /// The answer that is due.
-    pub answer: Answer,
-    /// NAT mode: what earlier stages have done with the packet.
-    pub nat_progress: u32,
+    /// For [`Stage::Answer`](crate::stage::Stage::Answer), the [`Answer`](super::Answer) that is due; for a stage of
+    /// NAT mode, what earlier ones have done with the packet.
+    pub detail: u32,
 }
 
 /// The place where a stage leaves its facts.

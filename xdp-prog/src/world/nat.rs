@@ -113,8 +113,8 @@ impl NatState {
     }
 }
 
-/// The new addresses and ports of a packet. It is too large for the BPF stack and lies where [`NatFlows::keep`] puts
-/// it.
+/// The new addresses and ports of a packet, on one cache line. It is too large for the BPF stack and lies where
+/// [`NatFlows::keep`] puts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Translation {
@@ -130,12 +130,8 @@ pub struct Translation {
     pub protocol: u32,
     /// Interface index of the egress device.
     pub ifindex: u32,
-    /// Service id, for the counters.
-    pub service: u32,
     /// Backend id, for the counters; 0 towards the client.
     pub backend: u32,
-    /// Always zero.
-    pub reserved: u32,
 }
 
 /// The taken ports that a search for a free one has seen. `Taken::NONE` stands for an offset that is not known.

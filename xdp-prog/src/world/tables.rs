@@ -1,5 +1,5 @@
 use crate::abi::{
-    AddressKey, Backend, Config, EdgeMac, NextHop, Pod, PodKey, Service, ServiceKeyV4,
+    AddressKey, Backend, Config, EdgeMac, IndexEntry, NextHop, Pod, PodKey, Service, ServiceKeyV4,
     ServiceKeyV6, Slot, Tuple,
 };
 
@@ -19,10 +19,10 @@ pub trait Tables {
     fn is_local_flow(&self, flow: &Tuple) -> bool;
     /// Returns a pod of this machine; the value is read with one load.
     fn pod(&self, key: &PodKey) -> Option<Pod>;
-    /// Returns the id of an IPv4 service.
-    fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32>;
-    /// Returns the id of an IPv6 service.
-    fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32>;
+    /// Returns what the index says of an IPv4 service; the value is read with one load.
+    fn service_v4(&self, key: &ServiceKeyV4) -> Option<IndexEntry>;
+    /// Returns what the index says of an IPv6 service; the value is read with one load.
+    fn service_v6(&self, key: &ServiceKeyV6) -> Option<IndexEntry>;
     /// Returns a service; its word is read with one load.
     fn service(&self, id: u32) -> Option<Service>;
     /// Returns a slot of the LUT arena; the value is read with one load.

@@ -9,9 +9,9 @@ use std::{
 use aya::maps::lpm_trie::Key;
 use xdp_prog::{
     abi::{
-        AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, IndexKey, NatBegun, NatCount,
-        NatForward, NatMark, NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey, Service,
-        ServiceKeyV4, ServiceKeyV6, Slot, SourcePrefix, TaggedLink, Tuple,
+        AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, IndexEntry, IndexKey, NatBegun,
+        NatCount, NatForward, NatMark, NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey,
+        Service, ServiceKeyV4, ServiceKeyV6, Slot, SourcePrefix, TaggedLink, Tuple,
     },
     wire::protocol,
     world::{
@@ -106,7 +106,7 @@ impl<'t> ReadOnly<'t> {
         self.looked_up.borrow_mut().push(look_up);
     }
 
-    fn note_service(&self, key: &[u8], id: Option<u32>) -> Option<u32> {
+    fn note_service(&self, key: &[u8], entry: Option<IndexEntry>) -> Option<IndexEntry> {
         // The key is an address of either family, the port, the protocol, and zeros.
         let at = match *key {
             [a, b, c, d, e, f, _, _] => {
@@ -116,10 +116,10 @@ impl<'t> ReadOnly<'t> {
                 let address: [u8; 16] = address.try_into().unwrap_or_default();
                 SocketAddr::from((address, u16::from_be_bytes([e, f])))
             }
-            _ => return id,
+            _ => return entry,
         };
-        self.note(LookUp::Service(at, id));
-        id
+        self.note(LookUp::Service(at, entry.map(IndexEntry::id)));
+        entry
     }
 
     pub(super) fn counted(&self) -> Vec<Counted> {
@@ -428,12 +428,12 @@ impl world::Tables for ReadOnly<'_> {
         pod
     }
 
-    fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32> {
-        let id = self.tables.index.get(IndexKey::v4(*key));
-        self.note_service(key.as_bytes(), id)
+    fn service_v4(&self, key: &ServiceKeyV4) -> Option<IndexEntry> {
+        let entry = self.tables.index.get(IndexKey::v4(*key));
+        self.note_service(key.as_bytes(), entry)
     }
 
-    fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32> {
+    fn service_v6(&self, key: &ServiceKeyV6) -> Option<IndexEntry> {
         let index_key = IndexKey::v6(key, self.tables.current_config.index_seed);
         self.note_service(key.as_bytes(), self.tables.index.get(index_key))
     }

@@ -24,9 +24,9 @@ use aya_ebpf::{
 use xdp_prog::{
     abi::{
         AddressKey, BACKEND_V4, Backend, Bucket, CONFIG_OVERFLOW, Config, Datagram, DeliveryKey,
-        DeliveryNote, EdgeMac, HOP_GATEWAY, IndexKey, NatBegun, NatCount, NatForward, NatMark,
-        NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6,
-        ServiceWord, Shortcut, Slot, SlotPair, TaggedLink, Tuple, Untrusted, size,
+        DeliveryNote, EdgeMac, HOP_GATEWAY, IndexEntry, IndexKey, NatBegun, NatCount, NatForward,
+        NatMark, NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey, Service, ServiceKeyV4,
+        ServiceKeyV6, ServiceWord, Shortcut, Slot, SlotPair, TaggedLink, Tuple, Untrusted, size,
     },
     stage::Stage,
     world::{
@@ -50,7 +50,7 @@ static VIPS: HashMap<AddressKey, u32, { size::VIPS }, NO_PREALLOC> = HashMap::ne
 #[btf_map]
 static SERVICE_INDEX: Array<Bucket, { size::SERVICE_BUCKETS }, MMAPABLE> = Array::new();
 #[btf_map]
-static SERVICE_OVERFLOW: HashMap<u64, u64, { size::SERVICE_OVERFLOW }, NO_PREALLOC> =
+static SERVICE_OVERFLOW: HashMap<u64, IndexEntry, { size::SERVICE_OVERFLOW }, NO_PREALLOC> =
     HashMap::new();
 #[btf_map]
 static SERVICE: Array<Service, { size::SERVICES }, MMAPABLE> = Array::new();
@@ -147,12 +147,12 @@ impl Tables for KernelTables<'_> {
     }
 
     #[inline(always)]
-    fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32> {
+    fn service_v4(&self, key: &ServiceKeyV4) -> Option<IndexEntry> {
         service_v4(key, self.config?)
     }
 
     #[inline(always)]
-    fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32> {
+    fn service_v6(&self, key: &ServiceKeyV6) -> Option<IndexEntry> {
         service_v6(key, self.config?)
     }
 
@@ -375,7 +375,7 @@ impl NatFlows for KernelTables<'_> {
 
     #[inline(always)]
     fn keep(&self, translation: Translation) -> Option<&Translation> {
-        nat::keep(translation)
+        self.cpu.keep(translation)
     }
 }
 
@@ -524,33 +524,32 @@ fn config() -> Option<&'static Config> {
 }
 
 #[inline(always)]
-fn service_v4(key: &ServiceKeyV4, config: &Config) -> Option<u32> {
-    service_id(IndexKey::v4(*key), config)
+fn service_v4(key: &ServiceKeyV4, config: &Config) -> Option<IndexEntry> {
+    index_entry(IndexKey::v4(*key), config)
 }
 
 #[inline(always)]
-fn service_v6(key: &ServiceKeyV6, config: &Config) -> Option<u32> {
-    service_id(IndexKey::v6(key, config.index_seed), config)
+fn service_v6(key: &ServiceKeyV6, config: &Config) -> Option<IndexEntry> {
+    index_entry(IndexKey::v6(key, config.index_seed), config)
 }
 
 /// Looks a service up in the index.
 #[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "ids are 32 bits wide")]
-fn service_id(key: IndexKey, config: &Config) -> Option<u32> {
+fn index_entry(key: IndexKey, config: &Config) -> Option<IndexEntry> {
     for index in key.buckets(config.index_seed, config.index_mask) {
         let bucket = SERVICE_INDEX.get(index)?;
-        for (known, id) in bucket.keys.iter().zip(&bucket.ids) {
+        for (known, entry) in bucket.keys.iter().zip(&bucket.entries) {
             if read_once(known) == key.0 {
-                return Some(read_once(id) as u32);
+                return Some(read_once(entry));
             }
         }
     }
     if config.flags & CONFIG_OVERFLOW == 0 {
         return None;
     }
-    // SAFETY: the value is one aligned integer. The key check of the service word reveals an element that is recycled
-    // under the reader.
-    unsafe { SERVICE_OVERFLOW.get(key.0) }.map(|id| read_once(id) as u32)
+    // SAFETY: the value is one aligned word. It says the id alone, and the key check of the service word reveals an
+    // element that is recycled under the reader.
+    unsafe { SERVICE_OVERFLOW.get(key.0) }.map(read_once)
 }
 
 #[inline(always)]

@@ -5,7 +5,7 @@ use crate::{
         BACKEND_LOCAL, BACKEND_NAT, BACKEND_V4, Backend, HOP_GATEWAY, MODE_L2DSR, NextHop,
         SERVICE_NAT, SERVICE_NODE_PORT, SERVICE_SOURCE_RANGES,
     },
-    decide::owner::{Found, find, owner},
+    decide::owner::{Found, find_at_edge, owner},
     flow::FlowKey,
     frame::Frame,
     ip::Ip,
@@ -24,7 +24,7 @@ pub fn balance<'t, F: Frame, A: Ip, T: Tables + HandOvers>(
     packet: &Packet<A>,
     flow: &FlowKey<A>,
 ) -> Verdict<'t> {
-    let found = match find(tables, flow) {
+    let found = match find_at_edge(tables, flow) {
         Ok(found) => found,
         Err(verdict) => return verdict,
     };

@@ -15,11 +15,11 @@ use crate::{
     world::{Answer, HandOver, HandOvers, OFFSETS, Relay, World},
 };
 
-/// [`HandOver::nat_progress`]: stage `NatProof` has taken note of the packet.
+/// [`HandOver::detail`]: stage `NatProof` has taken note of the packet.
 pub(super) const HEEDED: u32 = 1 << 31;
-/// [`HandOver::nat_progress`]: stage `NatShare` has looked for a flow of the service that gives way.
+/// [`HandOver::detail`]: stage `NatShare` has looked for a flow of the service that gives way.
 pub(super) const SOUGHT: u32 = 1 << 30;
-/// [`HandOver::nat_progress`]: such a flow was removed. The lowest bits count the flows that were looked at.
+/// [`HandOver::detail`]: such a flow was removed. The lowest bits count the flows that were looked at.
 pub(super) const MADE_ROOM: u32 = 1 << 29;
 
 /// Continues with a client's packet in another stage of the mode.
@@ -27,12 +27,12 @@ pub(super) const MADE_ROOM: u32 = 1 << 29;
 pub(super) fn go_on<'t, T: HandOvers>(
     tables: &T,
     service: u32,
-    nat_progress: u32,
+    progress: u32,
     stage: Stage,
 ) -> Verdict<'t> {
     tables.hand_over(HandOver {
         service,
-        nat_progress,
+        detail: progress,
         ..HandOver::default()
     });
     Verdict::Continue(stage)

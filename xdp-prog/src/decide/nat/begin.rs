@@ -122,7 +122,7 @@ fn begin<'t, T: World>(
     if let Some(answer) = arrived.obstacle(way.hop.mtu) {
         return Ok(Verdict::Answer(answer));
     }
-    let progress = tables.handed_over().nat_progress;
+    let progress = tables.handed_over().detail;
     let has_room = progress & MADE_ROOM != 0 || has_room(tables, arrived.service);
     if !has_room && progress & SOUGHT == 0 {
         return Ok(Verdict::Continue(Stage::NatShare));

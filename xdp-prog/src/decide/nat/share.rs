@@ -29,7 +29,7 @@ const PLACES: u32 = size::NAT_BEGUN as u32 / RINGS;
 /// Places that are looked at for a new flow. Each look is a run of the stage, because the verifier gives up on a
 /// loop.
 const LOOKS: u32 = 8;
-/// [`HandOver::nat_progress`](crate::world::HandOver): the number of places that were looked at.
+/// [`HandOver::detail`](crate::world::HandOver): the number of places that were looked at.
 const LOOKS_MASK: u32 = 0xf;
 
 /// Looks for a flow of the service to remove; continues in this stage or in stage `NatBegin`.
@@ -39,7 +39,7 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
         Ok(arrived) => arrived,
         Err(verdict) => return verdict,
     };
-    let looks = (tables.handed_over().nat_progress & LOOKS_MASK) + 1;
+    let looks = (tables.handed_over().detail & LOOKS_MASK) + 1;
     let (progress, next) = if take_one(tables, &arrived) {
         (SOUGHT | MADE_ROOM, Stage::NatBegin)
     } else if looks == LOOKS {

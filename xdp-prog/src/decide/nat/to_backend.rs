@@ -71,7 +71,7 @@ pub(super) fn to_backend<'t, T: World>(
     let Some(entry) = look_up_client_flow(tables, key, arrived.flags(), now) else {
         return Verdict::Continue(Stage::NatBegin);
     };
-    if proof::is_of_use(&entry, arrived, now) && tables.handed_over().nat_progress & HEEDED == 0 {
+    if proof::is_of_use(&entry, arrived, now) && tables.handed_over().detail & HEEDED == 0 {
         return Verdict::Continue(Stage::NatProof);
     }
     let Some(backend) = tables.backend(entry.backend()) else {
@@ -117,9 +117,7 @@ pub(super) fn as_edge(
         ports: u32::from_ne_bytes([a, b, c, d]),
         protocol: arrived.key.protocol().into(),
         ifindex: way.hop.ifindex,
-        service: arrived.service,
         backend: entry.backend(),
-        reserved: 0,
     }
 }
 

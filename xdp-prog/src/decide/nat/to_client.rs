@@ -74,9 +74,7 @@ pub(super) fn as_vip(arrived: &Arrived, entry: &NatReverse) -> Translation {
         ports: u32::from_ne_bytes([a, b, c, d]),
         protocol: arrived.key.protocol().into(),
         ifindex: entry.ifindex,
-        service: 0,
         backend: 0,
-        reserved: 0,
     }
 }
 

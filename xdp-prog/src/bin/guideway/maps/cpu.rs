@@ -5,6 +5,8 @@
 //!
 //! Neither program interrupts the other on a CPU, or itself: both run with softirqs off.
 
+use core::mem::offset_of;
+
 use aya_ebpf::{
     btf_maps::Array,
     helpers::{bpf_get_smp_processor_id, bpf_jiffies64, bpf_ktime_get_coarse_ns},
@@ -13,12 +15,12 @@ use aya_ebpf::{
 use xdp_prog::{
     abi::{Config, REASONS_OF_CPU, Traffic, size},
     reason::REASON_COUNT,
-    world::HandOver,
+    world::{HandOver, Translation},
 };
 
 use super::{MMAPABLE, read_once};
 
-/// The memory of a run, on two cache lines.
+/// The memory of a run, on two cache lines. Only NAT mode needs the second one.
 #[repr(C)]
 struct Scratch {
     /// A tick of the timer, and the coarse clock as it was read in that tick.
@@ -27,10 +29,11 @@ struct Scratch {
     relay: [u64; 4],
     /// See [`HandOvers`](xdp_prog::world::HandOvers).
     hand_over: HandOver,
-    reserved: [u32; 15],
+    /// See [`NatFlows::keep`](xdp_prog::world::NatFlows::keep).
+    translation: Translation,
 }
 
-const _: () = assert!(size_of::<Scratch>() == 128);
+const _: () = assert!(size_of::<Scratch>() == 128 && offset_of!(Scratch, translation) == 64);
 
 // The sizes are those of one CPU; the loader multiplies them.
 #[btf_map]
@@ -112,6 +115,15 @@ impl Cpu {
             Some(scratch) => unsafe { (*scratch).hand_over },
             None => HandOver::default(),
         }
+    }
+
+    #[inline(always)]
+    pub(super) fn keep(self, translation: Translation) -> Option<&'static Translation> {
+        let scratch = self.scratch()?;
+        // SAFETY: the CPU's own element, of which only this run uses this part.
+        let place = unsafe { &mut (*scratch).translation };
+        *place = translation;
+        Some(place)
     }
 
     #[inline(always)]

@@ -3,7 +3,7 @@
 use aya_ebpf::{btf_maps::Array, macros::btf_map};
 use xdp_prog::{
     abi::{
-        AddressKey, Config, Datagram, LocalFlow, PodFlow, Probe, Service, ServiceKeyV4,
+        AddressKey, Config, Datagram, IndexEntry, LocalFlow, PodFlow, Probe, Service, ServiceKeyV4,
         ServiceKeyV6, Tuple, egress_port, size,
     },
     egress::Memory,
@@ -36,12 +36,12 @@ impl Memory for EgressTables {
     }
 
     #[inline(always)]
-    fn service_v4(&self, key: &ServiceKeyV4) -> Option<u32> {
+    fn service_v4(&self, key: &ServiceKeyV4) -> Option<IndexEntry> {
         super::service_v4(key, super::config()?)
     }
 
     #[inline(always)]
-    fn service_v6(&self, key: &ServiceKeyV6) -> Option<u32> {
+    fn service_v6(&self, key: &ServiceKeyV6) -> Option<IndexEntry> {
         super::service_v6(key, super::config()?)
     }
 

@@ -9,7 +9,7 @@ use aya_ebpf::{
 };
 use xdp_prog::{
     abi::{NatBegun, NatCount, NatForward, NatMark, NatReverse, Tuple, size},
-    world::{Inserted, NatState, Origin, Taken, Translation},
+    world::{Inserted, NatState, Origin, Taken},
 };
 use zerocopy::transmute;
 
@@ -25,9 +25,6 @@ static NAT_CLAIMS: HashMap<Tuple, u64, { size::NAT_CLAIMS }> = HashMap::new();
 static NAT_COUNTS: Array<NatCount, { size::SERVICES }> = Array::new();
 #[btf_map]
 static NAT_BEGUN: Array<NatBegun, { size::NAT_BEGUN }> = Array::new();
-/// Scratch: the translation of the current packet.
-#[btf_map]
-static NAT_TRANSLATION: PerCpuArray<Translation, 1> = PerCpuArray::new();
 /// Scratch: the memory of [`Taken`].
 #[btf_map]
 static NAT_TAKEN: PerCpuArray<[u64; 6], 1> = PerCpuArray::new();
@@ -243,13 +240,4 @@ pub(crate) fn device_mtu(ctx: &XdpContext, ifindex: u32) -> Option<u16> {
         return None;
     }
     Some(u16::try_from(mtu).unwrap_or(u16::MAX))
-}
-
-#[inline(always)]
-pub(crate) fn keep(translation: Translation) -> Option<&'static Translation> {
-    let place = NAT_TRANSLATION.get_ptr_mut(0)?;
-    // SAFETY: a per-CPU element that only this run uses.
-    let place = unsafe { &mut *place };
-    *place = translation;
-    Some(place)
 }

@@ -32,8 +32,7 @@ use crate::{
         ethernet::{self, Ethernet, VlanTag},
         ipv4::{DONT_FRAGMENT, Ipv4},
         ipv6::Ipv6,
-        protocol,
-        transport::{Ports, Tcp, Udp},
+        transport::{Ports, Tcp},
     },
     words::join_u16,
 };
@@ -42,6 +41,7 @@ mod error;
 pub mod nat;
 pub mod neighbour;
 mod reply;
+mod translate;
 
 pub use self::{
     error::deliver_error,
@@ -229,8 +229,7 @@ fn ipv4_header(
 
 /// Translates a packet for its pod and takes off the outer header, if there is one.
 ///
-/// The destination becomes the pod's address and port, the source becomes `shown`. SCTP ports are never translated,
-/// and its checksum does not cover addresses.
+/// The destination becomes the pod's address and port, the source becomes `shown`.
 ///
 /// # Errors
 ///
@@ -252,21 +251,14 @@ pub fn deliver<F: FrameMut>(
         source: shown.port.to_be_bytes(),
         destination: deliver.backend.port,
     };
-    match deliver.protocol {
-        _ if deliver.is_later => {}
-        protocol::TCP => {
-            let header = view_mut::<Tcp, _>(frame, deliver.l4)?;
-            let difference = set_ports(&mut header.ports, ports, difference);
-            let check = u16::from_be_bytes(header.checksum);
-            header.checksum = csum::update(check, difference).to_be_bytes();
-        }
-        protocol::UDP => {
-            let header = view_mut::<Udp, _>(frame, deliver.l4)?;
-            let difference = set_ports(&mut header.ports, ports, difference);
-            let check = u16::from_be_bytes(header.checksum);
-            header.checksum = csum::update_udp(check, difference).to_be_bytes();
-        }
-        _ => {}
+    if !deliver.is_later {
+        translate::set_transport(
+            frame,
+            deliver.protocol.into(),
+            deliver.l4,
+            ports,
+            difference,
+        )?;
     }
     match &deliver.decap {
         Some(decap) => take_off(frame, decap),
@@ -315,13 +307,6 @@ fn translate_v6<F: FrameMut>(
     Ok(difference)
 }
 
-#[inline(always)]
-fn set_ports(ports: &mut Ports, new: Ports, difference: Sum) -> Sum {
-    let moved = ports.replaced_by(new);
-    *ports = new;
-    difference.add_sum(moved)
-}
-
 /// Replaces the source address of a TCP segment; returns `None` and changes nothing if the headers are incomplete.
 #[inline(always)]
 pub fn restore_source<F: FrameMut>(frame: &mut F, restore: &RestoreSource) -> Option<()> {
@@ -333,24 +318,8 @@ pub fn restore_source<F: FrameMut>(frame: &mut F, restore: &RestoreSource) -> Op
     } = *restore;
     // This check comes first, so that a frame is changed as a whole or not at all.
     frame.view::<Tcp>(l4)?;
-    let difference = match family {
-        Family::V4 => {
-            let header: &mut Ipv4 = frame.view_mut(l3)?;
-            let new = source.last_octets();
-            let difference = Sum::ZERO.replace_array(&header.source, &new);
-            header.source = new;
-            let check = u16::from_be_bytes(header.checksum);
-            header.checksum = csum::update(check, difference).to_be_bytes();
-            difference
-        }
-        Family::V6 => {
-            let header: &mut Ipv6 = frame.view_mut(l3)?;
-            let new = source.octets();
-            let difference = Sum::ZERO.replace_array(&header.source, &new);
-            header.source = new;
-            difference
-        }
-    };
+    let renew = |(_, destination)| (source, destination);
+    let (difference, _) = translate::set_addresses(frame, family, l3, renew).ok()?;
     let header: &mut Tcp = frame.view_mut(l4)?;
     let check = u16::from_be_bytes(header.checksum);
     header.checksum = csum::update(check, difference).to_be_bytes();

@@ -40,15 +40,15 @@ pub mod host;
 use self::headers::{Headers, Part};
 use crate::{
     abi::{
-        AddressKey, Config, Datagram, IndexEntry, LocalFlow, Probe, Service, ServiceKeyV4,
-        ServiceKeyV6, Tuple,
+        AddressKey, Config, IndexEntry, LocalFlow, Probe, Service, ServiceKeyV4, ServiceKeyV6,
+        Tuple,
     },
     csum::Sum,
     family::Family,
     frame::{Frame, Wire},
     reason::{DropReason, PassReason},
     wire::{protocol, transport::Ports},
-    world::{Counters, Flows, Relay},
+    world::{Counters, Flows, Fragments, Relay},
 };
 
 /// An outgoing packet, with the kernel's helpers to change it.
@@ -128,7 +128,7 @@ pub enum Covered {
 }
 
 /// The tables that egress looks up and writes.
-pub trait Memory: Flows + Counters + Relay {
+pub trait Memory: Flows + Fragments + Counters + Relay {
     /// Returns the machine-wide settings.
     fn config(&self) -> Option<&Config>;
     /// Returns what the index says of an IPv4 service.
@@ -139,10 +139,6 @@ pub trait Memory: Flows + Counters + Relay {
     fn service(&self, id: u32) -> Option<Service>;
     /// Tells whether a port is a NodePort, or one from which pods of this machine answer.
     fn is_egress_port(&self, port: u16) -> bool;
-    /// Returns the ports that a datagram's first fragment has published.
-    fn datagram(&self, key: &Tuple) -> Option<Datagram>;
-    /// Publishes the ports of a datagram's first fragment.
-    fn publish(&self, key: &Tuple, datagram: &Datagram);
     /// Returns the way of a check, by the index in its mark.
     fn probe(&self, index: u32) -> Option<&Probe>;
     /// Notes the tuple of a check's answer as it comes in, and the address to which the check's socket is connected.

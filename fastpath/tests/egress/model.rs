@@ -12,7 +12,7 @@ use xdp_prog::{
     },
     egress::{Memory, Next, host::HostSkb, process},
     reason::REASON_COUNT,
-    world::{Clock, Counters, FlowTable, Flows, Inserted, Relay},
+    world::{Clock, Counters, FlowTable, Flows, Fragments, Inserted, Relay},
 };
 
 use super::cases::{Case, Outcome, Remembered, Tables};
@@ -105,14 +105,6 @@ impl Memory for World<'_> {
         self.tables.egress_ports.contains(&port)
     }
 
-    fn datagram(&self, key: &Tuple) -> Option<Datagram> {
-        self.datagrams.borrow().get(key).copied()
-    }
-
-    fn publish(&self, key: &Tuple, datagram: &Datagram) {
-        self.datagrams.borrow_mut().insert(*key, *datagram);
-    }
-
     fn probe(&self, index: u32) -> Option<&Probe> {
         self.tables.probes.get(index as usize)
     }
@@ -134,6 +126,16 @@ impl Memory for World<'_> {
 impl Clock for World<'_> {
     fn now(&self) -> u64 {
         self.now.get()
+    }
+}
+
+impl Fragments for World<'_> {
+    fn datagram(&self, key: &Tuple) -> Option<Datagram> {
+        self.datagrams.borrow().get(key).copied()
+    }
+
+    fn publish(&self, key: &Tuple, datagram: &Datagram) {
+        self.datagrams.borrow_mut().insert(*key, *datagram);
     }
 }
 

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 
 use super::{host::HostSkb, *};
 use crate::{
-    abi::{AddressKey, IndexEntry, PodFlow},
+    abi::{AddressKey, Datagram, IndexEntry, PodFlow},
     decide::node::deliver::IDLE_TCP_NS,
     reason::REASON_COUNT,
     world::{Clock, FlowTable, Inserted, Relay},
@@ -113,7 +113,8 @@ fn finished_checksum_that_is_the_pseudo_headers_sum_is_right_afterwards() {
     }
 }
 
-/// A guest's, of which the device makes the checksums anew: all that must hold is that the field is taken for a part of one.
+/// A guest's, of which the device makes the checksums anew: all that must hold is that the field is taken for a part of
+/// one.
 #[test]
 fn merged_segments_are_left_to_the_device_whatever_is_in_their_checksum() {
     for is_v4 in [true, false] {
@@ -433,12 +434,6 @@ impl Memory for World {
         true
     }
 
-    fn datagram(&self, _: &Tuple) -> Option<Datagram> {
-        None
-    }
-
-    fn publish(&self, _: &Tuple, _: &Datagram) {}
-
     fn probe(&self, _: u32) -> Option<&Probe> {
         None
     }
@@ -452,6 +447,14 @@ impl Clock for World {
     fn now(&self) -> u64 {
         NOW
     }
+}
+
+impl Fragments for World {
+    fn datagram(&self, _: &Tuple) -> Option<Datagram> {
+        None
+    }
+
+    fn publish(&self, _: &Tuple, _: &Datagram) {}
 }
 
 impl Flows for World {

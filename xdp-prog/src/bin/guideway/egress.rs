@@ -8,7 +8,7 @@ use aya_ebpf::{
 };
 use xdp_prog::egress::{Next, process};
 
-use crate::{maps::EgressTables, skb::SkbFrame};
+use crate::{maps::TcMaps, skb::SkbFrame};
 
 /// Leaves the packet to the programs and filters behind this one (`TC_ACT_UNSPEC`, which tcx calls `TCX_NEXT`),
 /// unless it is half translated.
@@ -16,7 +16,7 @@ use crate::{maps::EgressTables, skb::SkbFrame};
 #[classifier]
 #[inline(always)]
 fn guideway_egress(ctx: TcContext) -> i32 {
-    match process(&mut SkbFrame::new(&ctx), &EgressTables::new()) {
+    match process(&mut SkbFrame::new(&ctx), &TcMaps::new()) {
         Ok(Next::Out) => TC_ACT_UNSPEC,
         Ok(Next::Back) => come_in(&ctx),
         Err(_) => TC_ACT_SHOT,

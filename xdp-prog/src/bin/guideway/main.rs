@@ -17,7 +17,7 @@ mod sum;
 
 use aya_ebpf::{bindings::xdp_action, helpers::bpf_redirect, macros::xdp, programs::XdpContext};
 use context::XdpFrame;
-use maps::KernelTables;
+use maps::XdpMaps;
 use xdp_prog::{
     process::{Action, process, resume},
     reason::DropReason,
@@ -33,7 +33,7 @@ fn guideway(ctx: XdpContext) -> u32 {
 
 #[inline(always)]
 fn edge(ctx: &XdpContext, is_followed: bool) -> u32 {
-    let tables = KernelTables::new(ctx);
+    let tables = XdpMaps::new(ctx);
     let ingress = tables.ingress();
     let action = process(&mut XdpFrame::of(ctx, is_followed), &tables, ingress);
     carry_out(&tables, action)
@@ -138,7 +138,7 @@ fn guideway_decap(ctx: XdpContext) -> u32 {
 
 #[inline(always)]
 fn stage(ctx: &XdpContext, stage: Stage) -> u32 {
-    let tables = KernelTables::new(ctx);
+    let tables = XdpMaps::new(ctx);
     let ingress = tables.ingress();
     let mut frame = XdpFrame::of(ctx, matches!(stage, Stage::Receive | Stage::Local));
     let action = resume(stage, &mut frame, &tables, ingress);
@@ -146,7 +146,7 @@ fn stage(ctx: &XdpContext, stage: Stage) -> u32 {
 }
 
 #[inline(always)]
-fn carry_out(tables: &KernelTables<'_>, action: Action) -> u32 {
+fn carry_out(tables: &XdpMaps<'_>, action: Action) -> u32 {
     match action {
         Action::Pass => xdp_action::XDP_PASS,
         Action::Drop => xdp_action::XDP_DROP,

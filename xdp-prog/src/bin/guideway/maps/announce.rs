@@ -4,9 +4,12 @@ use aya_ebpf::{
     btf_maps::{Array, HashMap},
     macros::btf_map,
 };
-use xdp_prog::abi::{AddressKey, Claim, EdgeMac, TaggedLink, size};
+use xdp_prog::{
+    abi::{AddressKey, Claim, EdgeMac, TaggedLink, size},
+    world::Announcements,
+};
 
-use super::{Cpu, MMAPABLE, NO_PREALLOC, read_once};
+use super::{MMAPABLE, NO_PREALLOC, XdpMaps, read_once};
 
 #[btf_map]
 static ANNOUNCED: HashMap<AddressKey, u32, { size::VIPS }, NO_PREALLOC> = HashMap::new();
@@ -18,26 +21,28 @@ static ANNOUNCE_LINKS: HashMap<TaggedLink, EdgeMac, { size::ANNOUNCE_LINKS }, NO
 #[btf_map]
 static CLAIMS: HashMap<AddressKey, Claim, { size::VIPS }, NO_PREALLOC> = HashMap::new();
 
-#[inline(always)]
-pub(crate) fn is_announced(address: &AddressKey) -> bool {
-    ANNOUNCED.get_ptr(address).is_some()
-}
+impl Announcements for XdpMaps<'_> {
+    #[inline(always)]
+    fn is_announced(&self, address: &AddressKey) -> bool {
+        ANNOUNCED.get_ptr(address).is_some()
+    }
 
-#[inline(always)]
-pub(crate) fn stamp() -> u64 {
-    ANNOUNCE_STAMP.get(0).map_or(0, read_once)
-}
+    #[inline(always)]
+    fn announce_stamp(&self) -> u64 {
+        ANNOUNCE_STAMP.get(0).map_or(0, read_once)
+    }
 
-#[inline(always)]
-pub(crate) fn mac(link: TaggedLink) -> Option<EdgeMac> {
-    let mac = ANNOUNCE_LINKS.get_ptr(link)?;
-    // SAFETY: the element is valid for the run. If it is recycled under the reader, it is the MAC of another link of
-    // this machine.
-    Some(read_once(unsafe { &*mac }))
-}
+    #[inline(always)]
+    fn announcing_mac(&self, link: TaggedLink) -> Option<EdgeMac> {
+        let mac = ANNOUNCE_LINKS.get_ptr(link)?;
+        // SAFETY: the element is valid for the run. If it is recycled under the reader, it is the MAC of another link
+        // of this machine.
+        Some(read_once(unsafe { &*mac }))
+    }
 
-#[inline(always)]
-pub(crate) fn note_claim(cpu: Cpu, address: &AddressKey, mac: EdgeMac) {
-    // If there is no room, a later announcement is noted.
-    let _ = CLAIMS.insert(address, Claim::new(mac, cpu.now()), 0);
+    #[inline(always)]
+    fn note_claim(&self, address: &AddressKey, mac: EdgeMac) {
+        // If there is no room, a later announcement is noted.
+        let _ = CLAIMS.insert(address, Claim::new(mac, self.cpu.now()), 0);
+    }
 }

@@ -15,10 +15,10 @@ use aya_ebpf::{
 use xdp_prog::{
     abi::{Config, REASONS_OF_CPU, Traffic, size},
     reason::REASON_COUNT,
-    world::{HandOver, Translation},
+    world::{Clock, Counters, HandOver, HandOvers, Relay, Translation},
 };
 
-use super::{MMAPABLE, read_once};
+use super::{Kind, MMAPABLE, Maps, XdpMaps, read_once};
 
 /// The memory of a run, on two cache lines. Only NAT mode needs the second one.
 #[repr(C)]
@@ -158,6 +158,51 @@ impl Cpu {
     #[inline(always)]
     const fn place(self, entries: u32, index: u32) -> u32 {
         self.0.wrapping_mul(entries).wrapping_add(index)
+    }
+}
+
+impl<K> Clock for Maps<K> {
+    #[inline(always)]
+    fn now(&self) -> u64 {
+        self.cpu.now()
+    }
+}
+
+impl<K> Relay for Maps<K> {
+    #[inline(always)]
+    fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]> {
+        self.cpu.relay(words)
+    }
+
+    #[inline(always)]
+    fn relayed(&self) -> Option<[u64; 4]> {
+        self.cpu.relayed()
+    }
+}
+
+impl HandOvers for XdpMaps<'_> {
+    #[inline(always)]
+    fn hand_over(&self, known: HandOver) {
+        self.cpu.hand_over(known);
+    }
+
+    #[inline(always)]
+    fn handed_over(&self) -> HandOver {
+        self.cpu.handed_over()
+    }
+}
+
+impl<K: Kind> Counters for Maps<K> {
+    #[inline(always)]
+    fn count_reason(&self, index: u32) {
+        self.cpu.count_reason(index);
+    }
+
+    #[inline(always)]
+    fn count_forward(&self, service: u32, backend: u32, bytes: u64) {
+        if let Some(config) = self.of.config() {
+            self.cpu.count_forward(config, service, backend, bytes);
+        }
     }
 }
 

@@ -3,33 +3,40 @@
 use aya_ebpf::{btf_maps::Array, macros::btf_map};
 use xdp_prog::{
     abi::{
-        AddressKey, Config, Datagram, IndexEntry, LocalFlow, PodFlow, Probe, Service, ServiceKeyV4,
-        ServiceKeyV6, Tuple, egress_port, size,
+        AddressKey, Config, IndexEntry, LocalFlow, Probe, Service, ServiceKeyV4, ServiceKeyV6,
+        Tuple, egress_port, size,
     },
     egress::Memory,
-    world::{Clock, Counters, FlowTable, Flows, Inserted, Relay},
 };
 
-use super::{Cpu, flows, fragments, probes};
+use super::{Cpu, Kind, Maps, flows, probes};
 
 #[btf_map]
 static EGRESS_PORTS: Array<u64, { size::EGRESS_PORTS }, { super::MMAPABLE }> = Array::new();
 
-/// The maps as [`Memory`].
-pub(crate) struct EgressTables {
-    cpu: Cpu,
+/// What only the TC program has. Few of its packets need the settings.
+pub(crate) struct Tc;
+
+impl Kind for Tc {
+    #[inline(always)]
+    fn config(&self) -> Option<&'static Config> {
+        super::config()
+    }
 }
 
-impl EgressTables {
+pub(crate) type TcMaps = Maps<Tc>;
+
+impl TcMaps {
     #[inline(always)]
     pub(crate) fn new() -> Self {
         Self {
+            of: Tc,
             cpu: Cpu::current(),
         }
     }
 }
 
-impl Memory for EgressTables {
+impl Memory for TcMaps {
     #[inline(always)]
     fn config(&self) -> Option<&Config> {
         super::config()
@@ -59,15 +66,6 @@ impl Memory for EgressTables {
     }
 
     #[inline(always)]
-    fn datagram(&self, key: &Tuple) -> Option<Datagram> {
-        fragments::datagram(key)
-    }
-
-    #[inline(always)]
-    fn publish(&self, key: &Tuple, datagram: &Datagram) {
-        fragments::publish(key, datagram);
-    }
-
     fn probe(&self, index: u32) -> Option<&Probe> {
         probes::get(index)
     }
@@ -80,80 +78,5 @@ impl Memory for EgressTables {
     #[inline(always)]
     fn renew_local(&self, flow: &Tuple, renew: impl Fn(LocalFlow) -> LocalFlow) {
         flows::renew_local(self.cpu, flow, renew);
-    }
-}
-
-impl Clock for EgressTables {
-    #[inline(always)]
-    fn now(&self) -> u64 {
-        self.cpu.now()
-    }
-}
-
-impl Flows for EgressTables {
-    #[inline(always)]
-    fn with_flow<R>(
-        &self,
-        table: FlowTable,
-        key: &Tuple,
-        f: impl FnOnce(&mut PodFlow) -> R,
-    ) -> Option<R> {
-        flows::with(table, key, f)
-    }
-
-    #[inline(always)]
-    fn insert_flow(&self, table: FlowTable, key: &Tuple, flow: &PodFlow) -> Inserted {
-        flows::insert(table, key, flow)
-    }
-
-    #[inline(always)]
-    fn remove_flow(&self, table: FlowTable, key: &Tuple) {
-        flows::remove(table, key);
-    }
-
-    #[inline(always)]
-    fn noted_flow(&self, key: &Tuple) -> Option<PodFlow> {
-        flows::noted(self.cpu, key)
-    }
-
-    #[inline(always)]
-    fn note_flow(&self, key: &Tuple, flow: &PodFlow) {
-        flows::note(self.cpu, key, flow);
-    }
-
-    #[inline(always)]
-    fn forget_note(&self, key: &Tuple) {
-        flows::forget_note(key);
-    }
-
-    #[inline(always)]
-    fn forget_deliveries(&self, forward: &Tuple) {
-        flows::forget_deliveries(forward);
-    }
-}
-
-impl Relay for EgressTables {
-    #[inline(always)]
-    fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]> {
-        self.cpu.relay(words)
-    }
-
-    #[inline(always)]
-    fn relayed(&self) -> Option<[u64; 4]> {
-        self.cpu.relayed()
-    }
-}
-
-impl Counters for EgressTables {
-    #[inline(always)]
-    fn count_reason(&self, index: u32) {
-        self.cpu.count_reason(index);
-    }
-
-    #[inline(always)]
-    fn count_forward(&self, service: u32, backend: u32, bytes: u64) {
-        if let Some(config) = super::config() {
-            self.cpu.count_forward(config, service, backend, bytes);
-        }
     }
 }

@@ -11,11 +11,11 @@ use xdp_prog::{
         Tuple, size,
     },
     wire::protocol,
-    world::{FlowTable, Inserted},
+    world::{FlowTable, Flows, Inserted},
 };
 use zerocopy::transmute;
 
-use super::{Cpu, exchange, inserted, read_backwards, read_once, write_once};
+use super::{Cpu, Maps, exchange, inserted, read_backwards, read_once, write_once};
 
 #[btf_map]
 static FLOWS: LruHashMap<Tuple, PodFlow, { size::FLOWS }> = LruHashMap::new();
@@ -48,84 +48,131 @@ fn map(table: FlowTable, key: &Tuple) -> &'static LruHashMap<Tuple, PodFlow, { s
     }
 }
 
-#[inline(always)]
-pub(crate) fn with<R>(
-    table: FlowTable,
-    key: &Tuple,
-    f: impl FnOnce(&mut PodFlow) -> R,
-) -> Option<R> {
-    let place = map(table, key).get_ptr_mut(key)?;
-    // SAFETY: the element is valid for the run.
-    let words: [u64; 5] = unsafe { read_backwards(place.cast()) };
-    let known: PodFlow = transmute!(words);
-    // The kernel may have recycled the element for another flow since the look-up.
-    if !known.is_for(key) {
-        return None;
+impl<K> Flows for Maps<K> {
+    #[inline(always)]
+    fn with_flow<R>(
+        &self,
+        table: FlowTable,
+        key: &Tuple,
+        f: impl FnOnce(&mut PodFlow) -> R,
+    ) -> Option<R> {
+        let place = map(table, key).get_ptr_mut(key)?;
+        // SAFETY: the element is valid for the run.
+        let words: [u64; 5] = unsafe { read_backwards(place.cast()) };
+        let known: PodFlow = transmute!(words);
+        // The kernel may have recycled the element for another flow since the look-up.
+        if !known.is_for(key) {
+            return None;
+        }
+        let mut flow = known;
+        let found = f(&mut flow);
+        // The element may also have been recycled after its check was read. The state of one flow must not become that
+        // of another, because replies are translated by it. The time may: the other flow only stays a while longer.
+        // SAFETY: as above.
+        let entry = unsafe { &mut *place };
+        if flow.seen != known.seen {
+            write_once(&mut entry.seen, flow.seen);
+        }
+        if flow.packed != known.packed {
+            // SAFETY: an aligned word of an element that is valid for the run. If another CPU changes the word first,
+            // by a packet of the same flow, the news of this packet is lost.
+            unsafe { exchange(&raw mut entry.packed, known.packed, flow.packed) };
+        }
+        Some(found)
     }
-    let mut flow = known;
-    let found = f(&mut flow);
-    // The element may also have been recycled after its check was read. The state of one flow must not become that of
-    // another, because replies are translated by it. The time may: the other flow only stays a while longer.
-    // SAFETY: as above.
-    let entry = unsafe { &mut *place };
-    if flow.seen != known.seen {
-        write_once(&mut entry.seen, flow.seen);
+
+    #[inline(always)]
+    fn insert_flow(&self, table: FlowTable, key: &Tuple, flow: &PodFlow) -> Inserted {
+        let Some(entry) = FLOW_SCRATCH.get_ptr_mut(0) else {
+            return Inserted::Full;
+        };
+        // SAFETY: a per-CPU element that only this run uses.
+        let entry = unsafe { &mut *entry };
+        *entry = *flow;
+        let entry: &PodFlow = entry;
+        inserted(map(table, key).insert(key, entry, u64::from(BPF_NOEXIST)))
     }
-    if flow.packed != known.packed {
-        // SAFETY: an aligned word of an element that is valid for the run. If another CPU changes the word first, by
-        // a packet of the same flow, the news of this packet is lost.
-        unsafe { exchange(&raw mut entry.packed, known.packed, flow.packed) };
+
+    #[inline(always)]
+    fn remove_flow(&self, table: FlowTable, key: &Tuple) {
+        // The entry may be gone already.
+        let _ = map(table, key).remove(key);
     }
-    Some(found)
-}
 
-#[inline(always)]
-pub(crate) fn insert(table: FlowTable, key: &Tuple, flow: &PodFlow) -> Inserted {
-    let Some(entry) = FLOW_SCRATCH.get_ptr_mut(0) else {
-        return Inserted::Full;
-    };
-    // SAFETY: a per-CPU element that only this run uses.
-    let entry = unsafe { &mut *entry };
-    *entry = *flow;
-    let entry: &PodFlow = entry;
-    inserted(map(table, key).insert(key, entry, u64::from(BPF_NOEXIST)))
-}
+    #[inline(always)]
+    fn noted_flow(&self, key: &Tuple) -> Option<PodFlow> {
+        let now = self.cpu.now();
+        for place in FlowNote::places(key) {
+            // One copy is read: another CPU may write the note meanwhile, which its check reveals.
+            let note = read_once(FLOW_NOTES.get(place)?);
+            if let Some(flow) = note.flow(key, now) {
+                return Some(flow);
+            }
+        }
+        None
+    }
 
-#[inline(always)]
-pub(crate) fn remove(table: FlowTable, key: &Tuple) {
-    // The entry may be gone already.
-    let _ = map(table, key).remove(key);
-}
-
-#[inline(always)]
-pub(crate) fn noted(cpu: Cpu, key: &Tuple) -> Option<PodFlow> {
-    let now = cpu.now();
-    for place in FlowNote::places(key) {
-        // One copy is read: another CPU may write the note meanwhile, which its check reveals.
-        let note = read_once(FLOW_NOTES.get(place)?);
-        if let Some(flow) = note.flow(key, now) {
-            return Some(flow);
+    #[inline(always)]
+    fn note_flow(&self, key: &Tuple, flow: &PodFlow) {
+        // An older note may be in the second place.
+        self.forget_note(key);
+        let now = self.cpu.now();
+        for place in FlowNote::places(key) {
+            if replace_note(place, FlowNote::new(key, flow), |known| known.is_over(now)) {
+                return;
+            }
         }
     }
-    None
-}
 
-#[inline(always)]
-pub(crate) fn note(cpu: Cpu, key: &Tuple, flow: &PodFlow) {
-    // An older note may be in the second place.
-    forget_note(key);
-    let now = cpu.now();
-    for place in FlowNote::places(key) {
-        if replace_note(place, FlowNote::new(key, flow), |known| known.is_over(now)) {
+    #[inline(always)]
+    fn forget_note(&self, key: &Tuple) {
+        for place in FlowNote::places(key) {
+            replace_note(place, FlowNote::default(), |known| known.is_of(key));
+        }
+    }
+
+    #[inline(always)]
+    fn noted_delivery(&self, key: DeliveryKey) -> Option<DeliveryNote> {
+        let DeliveryNotes(notes) = DELIVERY_NOTES.get(key.line)?;
+        for note in notes {
+            // Another CPU may write into the note, which its check finds out.
+            let note = read_once(note);
+            if note.is_of(key) {
+                return (!note.is_over(self.cpu.now())).then_some(note);
+            }
+        }
+        None
+    }
+
+    #[inline(always)]
+    fn note_delivery(&self, key: DeliveryKey, note: DeliveryNote) {
+        let Some(line) = DELIVERY_NOTES.get_ptr_mut(key.line) else {
             return;
+        };
+        // SAFETY: the element is valid for the run, and any bytes are notes.
+        let DeliveryNotes(notes) = unsafe { &mut *line };
+        let now = self.cpu.now();
+        for is_for_another in [false, true] {
+            for place in &mut *notes {
+                let known = read_once(place);
+                if known.is_of(key) || is_for_another && known.is_over(now) {
+                    write_once(place, note);
+                    return;
+                }
+            }
         }
     }
-}
 
-#[inline(always)]
-pub(crate) fn forget_note(key: &Tuple) {
-    for place in FlowNote::places(key) {
-        replace_note(place, FlowNote::default(), |known| known.is_of(key));
+    #[inline(always)]
+    fn forget_deliveries(&self, forward: &Tuple) {
+        let Some(config) = super::config() else {
+            return;
+        };
+        let line = config.delivery_keys.flow_of(forward).line();
+        if let Some(line) = DELIVERY_NOTES.get_ptr_mut(line) {
+            // SAFETY: as above.
+            write_once(unsafe { &mut *line }, DeliveryNotes::default());
+        }
     }
 }
 
@@ -142,50 +189,6 @@ fn replace_note(place: u32, note: FlowNote, gives_way: impl Fn(&FlowNote) -> boo
         unsafe { *place = note };
     }
     gives_way
-}
-
-#[inline(always)]
-pub(crate) fn noted_delivery(cpu: Cpu, key: DeliveryKey) -> Option<DeliveryNote> {
-    let DeliveryNotes(notes) = DELIVERY_NOTES.get(key.line)?;
-    for note in notes {
-        // Another CPU may write into the note, which its check finds out.
-        let note = read_once(note);
-        if note.is_of(key) {
-            return (!note.is_over(cpu.now())).then_some(note);
-        }
-    }
-    None
-}
-
-#[inline(always)]
-pub(crate) fn note_delivery(cpu: Cpu, key: DeliveryKey, note: DeliveryNote) {
-    let Some(line) = DELIVERY_NOTES.get_ptr_mut(key.line) else {
-        return;
-    };
-    // SAFETY: the element is valid for the run, and any bytes are notes.
-    let DeliveryNotes(notes) = unsafe { &mut *line };
-    let now = cpu.now();
-    for is_for_another in [false, true] {
-        for place in &mut *notes {
-            let known = read_once(place);
-            if known.is_of(key) || is_for_another && known.is_over(now) {
-                write_once(place, note);
-                return;
-            }
-        }
-    }
-}
-
-#[inline(always)]
-pub(crate) fn forget_deliveries(forward: &Tuple) {
-    let Some(config) = super::config() else {
-        return;
-    };
-    let line = config.delivery_keys.flow_of(forward).line();
-    if let Some(line) = DELIVERY_NOTES.get_ptr_mut(line) {
-        // SAFETY: as above.
-        write_once(unsafe { &mut *line }, DeliveryNotes::default());
-    }
 }
 
 #[inline(always)]

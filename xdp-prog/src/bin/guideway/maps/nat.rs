@@ -5,15 +5,16 @@ use aya_ebpf::{
     btf_maps::{Array, HashMap, PerCpuArray},
     helpers::bpf_check_mtu,
     macros::btf_map,
-    programs::XdpContext,
 };
 use xdp_prog::{
     abi::{NatBegun, NatCount, NatForward, NatMark, NatReverse, Tuple, size},
-    world::{Inserted, NatState, Origin, Taken},
+    world::{Inserted, NatFlows, NatState, Origin, Taken, Translation},
 };
 use zerocopy::transmute;
 
-use super::{cpu::coarse_clock, exchange, inserted, read_backwards, read_once, write_once};
+use super::{
+    XdpMaps, cpu::coarse_clock, exchange, inserted, read_backwards, read_once, write_once,
+};
 
 #[btf_map]
 static NAT_FORWARD: HashMap<Tuple, NatForward, { size::NAT }> = HashMap::new();
@@ -32,29 +33,208 @@ static NAT_TAKEN: PerCpuArray<[u64; 6], 1> = PerCpuArray::new();
 #[btf_map]
 static NAT_SCRATCH: PerCpuArray<NatReverse, 1> = PerCpuArray::new();
 
-#[inline(always)]
-pub(crate) fn see_forward(
-    key: &Tuple,
-    renew: impl FnOnce(&NatForward) -> Option<NatMark>,
-) -> Option<NatForward> {
-    let place = NAT_FORWARD.get_ptr_mut(key)?;
-    // SAFETY: the element is valid for the run.
-    let words: [u64; 3] = unsafe { read_backwards(place.cast()) };
-    let entry: NatForward = transmute!(words);
-    if let Some(mark) = renew(&entry) {
-        // SAFETY: as above.
-        unsafe { exchange_mark(place, entry.mark, mark) };
+impl NatFlows for XdpMaps<'_> {
+    #[inline(always)]
+    fn see_nat_forward(
+        &self,
+        key: &Tuple,
+        renew: impl FnOnce(&NatForward) -> Option<NatMark>,
+    ) -> Option<NatForward> {
+        let place = NAT_FORWARD.get_ptr_mut(key)?;
+        // SAFETY: the element is valid for the run.
+        let words: [u64; 3] = unsafe { read_backwards(place.cast()) };
+        let entry: NatForward = transmute!(words);
+        if let Some(mark) = renew(&entry) {
+            // SAFETY: as above.
+            unsafe { exchange_mark(place, entry.mark, mark) };
+        }
+        Some(entry)
     }
-    Some(entry)
-}
 
-#[inline(always)]
-pub(crate) fn replace_mark(key: &Tuple, expected: NatMark, mark: NatMark) -> bool {
-    let Some(place) = NAT_FORWARD.get_ptr_mut(key) else {
-        return false;
-    };
-    // SAFETY: the element is valid for the run.
-    unsafe { exchange_mark(place, expected, mark) }
+    #[inline(always)]
+    fn replace_nat_mark(&self, key: &Tuple, expected: NatMark, mark: NatMark) -> bool {
+        let Some(place) = NAT_FORWARD.get_ptr_mut(key) else {
+            return false;
+        };
+        // SAFETY: the element is valid for the run.
+        unsafe { exchange_mark(place, expected, mark) }
+    }
+
+    #[inline(always)]
+    fn see_nat_reverse(&self, key: &Tuple) -> Option<NatReverse> {
+        let place = NAT_REVERSE.get_ptr(key)?;
+        // SAFETY: as for forward entries.
+        let words: [u64; 10] = unsafe { read_backwards(place.cast()) };
+        Some(transmute!(words))
+    }
+
+    #[inline(always)]
+    fn nat_state(&self, key: &Tuple) -> Option<NatState> {
+        let place = NAT_REVERSE.get_ptr(key)?;
+        // SAFETY: the element is valid for the run, and any bytes are an entry; another CPU may write it.
+        let entry = unsafe { &*place };
+        let state = NatState {
+            began_with: read_once(&entry.began_with),
+            expects: read_once(&entry.expects),
+            mark: read_once(&entry.mark),
+        };
+        // SAFETY: as above. The check is read last, so it reveals an element that was recycled while it was read.
+        let check = unsafe { place.cast::<u32>().read_volatile() };
+        (check == key.check()).then_some(state)
+    }
+
+    #[inline(always)]
+    fn note_nat_reverse(&self, key: &Tuple, state: NatState) {
+        if let Some(place) = NAT_REVERSE.get_ptr_mut(key) {
+            // SAFETY: the element is valid for the run. Another CPU with a packet of the same flow may write it too;
+            // one of their notes is lost at worst.
+            let entry = unsafe { &mut *place };
+            write_once(&mut entry.began_with, state.began_with);
+            write_once(&mut entry.expects, state.expects);
+            // The mark comes after the numbers, because its flag of an answer makes them valid.
+            write_once(&mut entry.mark, state.mark);
+        }
+    }
+
+    #[inline(always)]
+    fn insert_nat_forward(&self, key: &Tuple, entry: &NatForward) -> Inserted {
+        inserted(NAT_FORWARD.insert(key, entry, u64::from(BPF_NOEXIST)))
+    }
+
+    #[inline(always)]
+    fn insert_nat_reverse(
+        &self,
+        key: &Tuple,
+        forward: &Tuple,
+        client: &Origin,
+        mark: NatMark,
+    ) -> Inserted {
+        let Some(entry) = NAT_SCRATCH.get_ptr_mut(0) else {
+            return Inserted::Full;
+        };
+        // SAFETY: a per-CPU element that only this run uses.
+        let entry = unsafe { &mut *entry };
+        *entry = NatReverse::new(key, forward, client.ifindex, client.link, mark);
+        let entry: &NatReverse = entry;
+        inserted(NAT_REVERSE.insert(key, entry, u64::from(BPF_NOEXIST)))
+    }
+
+    #[inline(always)]
+    fn remove_nat_forward(&self, key: &Tuple) {
+        // The entry is there, because only the holder of the claim removes it.
+        let _ = NAT_FORWARD.remove(key);
+    }
+
+    #[inline(always)]
+    fn remove_nat_reverse(&self, key: &Tuple) {
+        // As in `remove_nat_forward`.
+        let _ = NAT_REVERSE.remove(key);
+    }
+
+    #[inline(always)]
+    fn move_nat_client(&self, forward: &Tuple, reverse: &Tuple, client: &Origin) {
+        if let Some(place) = NAT_REVERSE.get_ptr_mut(reverse) {
+            // SAFETY: the element is valid for the run. A reply that reads it half written is lost, as it would have
+            // been by the old link.
+            let entry = unsafe { &mut *place };
+            // Under pressure, the port may have gone to another flow. If that happens between this check and the
+            // stores, replies to the other client are lost until it begins anew.
+            if entry.forward_key(reverse.protocol()).is(forward) {
+                entry.link = client.link;
+                entry.ifindex = client.ifindex;
+            }
+        }
+        if let Some(place) = NAT_FORWARD.get_ptr_mut(forward) {
+            // SAFETY: as above.
+            let entry = unsafe { &mut *place };
+            entry.set_fingerprint(client.fingerprint());
+        }
+    }
+
+    #[inline(always)]
+    fn claim_nat(&self, forward: &Tuple) -> bool {
+        // Not the clock of `now`, which is read once per tick: user space removes a claim that looks a second old.
+        NAT_CLAIMS
+            .insert(forward, coarse_clock(), u64::from(BPF_NOEXIST))
+            .is_ok()
+    }
+
+    #[inline(always)]
+    fn release_nat(&self, forward: &Tuple) {
+        // The claim is there, because this CPU has added it.
+        let _ = NAT_CLAIMS.remove(forward);
+    }
+
+    #[inline(always)]
+    fn nat_count(&self, service: u32) -> NatCount {
+        match NAT_COUNTS.get(service) {
+            // Another CPU may be counting; a number that is slightly off will do.
+            Some(count) => *count,
+            None => NatCount::default(),
+        }
+    }
+
+    #[inline(always)]
+    fn count_nat(&self, service: u32, flows: i64, half_open: i64) {
+        if let Some(count) = NAT_COUNTS.get_ptr_mut(service) {
+            // SAFETY: the element is valid for the run. If two CPUs count at once, one of them is lost; user space
+            // corrects the number.
+            let count = unsafe { &mut *count };
+            count.flows += flows;
+            count.half_open += half_open;
+        }
+        if flows != 0
+            && let Some(room) = NAT_COUNTS.get_ptr_mut(0)
+        {
+            // SAFETY: as above.
+            let room = unsafe { &mut *room };
+            room.flows -= flows;
+        }
+    }
+
+    #[inline(always)]
+    fn nat_begun(&self, index: u32) -> NatBegun {
+        match NAT_BEGUN.get_ptr(index) {
+            // SAFETY: the element is valid for the run; another CPU may write it, as one word.
+            Some(place) => unsafe { place.read_volatile() },
+            None => NatBegun::default(),
+        }
+    }
+
+    #[inline(always)]
+    fn note_nat_begun(&self, index: u32, flow: NatBegun) {
+        if let Some(place) = NAT_BEGUN.get_ptr_mut(index) {
+            // SAFETY: as above.
+            unsafe { place.write_volatile(flow) };
+        }
+    }
+
+    #[inline(always)]
+    fn taken(&self) -> Option<&Taken> {
+        const { assert!(size_of::<Taken>() == size_of::<[u64; 6]>()) };
+        let place = NAT_TAKEN.get_ptr_mut(0)?;
+        // SAFETY: a per-CPU element that only this run uses. It has the size of this type, for which any bytes are
+        // valid.
+        Some(unsafe { &*place.cast::<Taken>() })
+    }
+
+    #[inline(always)]
+    fn device_mtu(&self, ifindex: u32) -> Option<u16> {
+        /// A length that every device takes, because the call is made for its MTU only.
+        const SHORT: u32 = 1;
+        let mut mtu = SHORT;
+        // SAFETY: the context is the one the kernel passed in, and the length a local.
+        let outcome = unsafe { bpf_check_mtu(self.of.ctx.ctx.cast(), ifindex, &raw mut mtu, 0, 0) };
+        if outcome < 0 {
+            return None;
+        }
+        Some(u16::try_from(mtu).unwrap_or(u16::MAX))
+    }
+
+    #[inline(always)]
+    fn keep(&self, translation: Translation) -> Option<&Translation> {
+        self.cpu.keep(translation)
+    }
 }
 
 /// Replaces the mark of an entry if it is the expected one. If the element has been recycled for another flow, the
@@ -71,173 +251,4 @@ unsafe fn exchange_mark(place: *mut NatForward, expected: NatMark, mark: NatMark
     // SAFETY: a mark is one aligned word.
     let found = unsafe { exchange(place.cast(), expected, transmute!(mark)) };
     found == expected
-}
-
-#[inline(always)]
-pub(crate) fn see_reverse(key: &Tuple) -> Option<NatReverse> {
-    let place = NAT_REVERSE.get_ptr(key)?;
-    // SAFETY: as for forward entries.
-    let words: [u64; 10] = unsafe { read_backwards(place.cast()) };
-    Some(transmute!(words))
-}
-
-#[inline(always)]
-pub(crate) fn state(key: &Tuple) -> Option<NatState> {
-    let place = NAT_REVERSE.get_ptr(key)?;
-    // SAFETY: the element is valid for the run, and any bytes are an entry; another CPU may write it.
-    let entry = unsafe { &*place };
-    let state = NatState {
-        began_with: read_once(&entry.began_with),
-        expects: read_once(&entry.expects),
-        mark: read_once(&entry.mark),
-    };
-    // SAFETY: as above. The check is read last, so it reveals an element that was recycled while it was read.
-    let check = unsafe { place.cast::<u32>().read_volatile() };
-    (check == key.check()).then_some(state)
-}
-
-#[inline(always)]
-pub(crate) fn note_reverse(key: &Tuple, state: NatState) {
-    if let Some(place) = NAT_REVERSE.get_ptr_mut(key) {
-        // SAFETY: the element is valid for the run. Another CPU with a packet of the same flow may write it too; one
-        // of their notes is lost at worst.
-        let entry = unsafe { &mut *place };
-        write_once(&mut entry.began_with, state.began_with);
-        write_once(&mut entry.expects, state.expects);
-        // The mark comes after the numbers, because its flag of an answer makes them valid.
-        write_once(&mut entry.mark, state.mark);
-    }
-}
-
-#[inline(always)]
-pub(crate) fn count(service: u32) -> NatCount {
-    match NAT_COUNTS.get(service) {
-        // Another CPU may be counting; a number that is slightly off will do.
-        Some(count) => *count,
-        None => NatCount::default(),
-    }
-}
-
-#[inline(always)]
-pub(crate) fn add(service: u32, flows: i64, half_open: i64) {
-    if let Some(count) = NAT_COUNTS.get_ptr_mut(service) {
-        // SAFETY: the element is valid for the run. If two CPUs count at once, one of them is lost; user space
-        // corrects the number.
-        let count = unsafe { &mut *count };
-        count.flows += flows;
-        count.half_open += half_open;
-    }
-    if flows != 0
-        && let Some(room) = NAT_COUNTS.get_ptr_mut(0)
-    {
-        // SAFETY: as above.
-        let room = unsafe { &mut *room };
-        room.flows -= flows;
-    }
-}
-
-#[inline(always)]
-pub(crate) fn insert_forward(key: &Tuple, entry: &NatForward) -> Inserted {
-    inserted(NAT_FORWARD.insert(key, entry, u64::from(BPF_NOEXIST)))
-}
-
-#[inline(always)]
-pub(crate) fn insert_reverse(
-    key: &Tuple,
-    forward: &Tuple,
-    client: &Origin,
-    mark: NatMark,
-) -> Inserted {
-    let Some(entry) = NAT_SCRATCH.get_ptr_mut(0) else {
-        return Inserted::Full;
-    };
-    // SAFETY: a per-CPU element that only this run uses.
-    let entry = unsafe { &mut *entry };
-    *entry = NatReverse::new(key, forward, client.ifindex, client.link, mark);
-    let entry: &NatReverse = entry;
-    inserted(NAT_REVERSE.insert(key, entry, u64::from(BPF_NOEXIST)))
-}
-
-#[inline(always)]
-pub(crate) fn remove_forward(key: &Tuple) {
-    // The entry is there, because only the holder of the claim removes it.
-    let _ = NAT_FORWARD.remove(key);
-}
-
-#[inline(always)]
-pub(crate) fn remove_reverse(key: &Tuple) {
-    // As in `remove_forward`.
-    let _ = NAT_REVERSE.remove(key);
-}
-
-#[inline(always)]
-pub(crate) fn move_client(forward: &Tuple, reverse: &Tuple, client: &Origin) {
-    if let Some(place) = NAT_REVERSE.get_ptr_mut(reverse) {
-        // SAFETY: the element is valid for the run. A reply that reads it half written is lost, as it would have been
-        // by the old link.
-        let entry = unsafe { &mut *place };
-        // Under pressure, the port may have gone to another flow. If that happens between this check and the stores,
-        // replies to the other client are lost until it begins anew.
-        if entry.forward_key(reverse.protocol()).is(forward) {
-            entry.link = client.link;
-            entry.ifindex = client.ifindex;
-        }
-    }
-    if let Some(place) = NAT_FORWARD.get_ptr_mut(forward) {
-        // SAFETY: as above.
-        let entry = unsafe { &mut *place };
-        entry.set_fingerprint(client.fingerprint());
-    }
-}
-
-#[inline(always)]
-pub(crate) fn claim(key: &Tuple) -> bool {
-    // Not the clock of `now`, which is read once per tick: user space removes a claim that looks a second old.
-    NAT_CLAIMS
-        .insert(key, coarse_clock(), u64::from(BPF_NOEXIST))
-        .is_ok()
-}
-
-#[inline(always)]
-pub(crate) fn release(key: &Tuple) {
-    // The claim is there, because this CPU has added it.
-    let _ = NAT_CLAIMS.remove(key);
-}
-
-#[inline(always)]
-pub(crate) fn begun(index: u32) -> NatBegun {
-    match NAT_BEGUN.get_ptr(index) {
-        // SAFETY: the element is valid for the run; another CPU may write it, as one word.
-        Some(place) => unsafe { place.read_volatile() },
-        None => NatBegun::default(),
-    }
-}
-
-#[inline(always)]
-pub(crate) fn note_begun(index: u32, flow: NatBegun) {
-    if let Some(place) = NAT_BEGUN.get_ptr_mut(index) {
-        // SAFETY: as above.
-        unsafe { place.write_volatile(flow) };
-    }
-}
-
-#[inline(always)]
-pub(crate) fn taken() -> Option<&'static Taken> {
-    const { assert!(size_of::<Taken>() == size_of::<[u64; 6]>()) };
-    let place = NAT_TAKEN.get_ptr_mut(0)?;
-    // SAFETY: a per-CPU element that only this run uses. It has the size of this type, for which any bytes are valid.
-    Some(unsafe { &*place.cast::<Taken>() })
-}
-
-#[inline(always)]
-pub(crate) fn device_mtu(ctx: &XdpContext, ifindex: u32) -> Option<u16> {
-    /// A length that every device takes, because the call is made for its MTU only.
-    const SHORT: u32 = 1;
-    let mut mtu = SHORT;
-    // SAFETY: the context is the one the kernel passed in, and the length a local.
-    let outcome = unsafe { bpf_check_mtu(ctx.ctx.cast(), ifindex, &raw mut mtu, 0, 0) };
-    if outcome < 0 {
-        return None;
-    }
-    Some(u16::try_from(mtu).unwrap_or(u16::MAX))
 }

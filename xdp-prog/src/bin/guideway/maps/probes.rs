@@ -4,7 +4,12 @@ use aya_ebpf::{
     btf_maps::{Array, LruHashMap},
     macros::btf_map,
 };
-use xdp_prog::abi::{AddressKey, Probe, Tuple, size};
+use xdp_prog::{
+    abi::{AddressKey, Probe, Tuple, size},
+    world::Probes,
+};
+
+use super::XdpMaps;
 
 #[btf_map]
 static PROBES: Array<Probe, { size::PROBES }> = Array::new();
@@ -22,9 +27,11 @@ pub(crate) fn remember(answer: &Tuple, peer: &AddressKey) {
     let _ = PROBE_PEERS.insert(answer, peer, 0);
 }
 
-#[inline(always)]
-pub(crate) fn peer(answer: &Tuple) -> Option<AddressKey> {
-    // SAFETY: any bytes are an address. An element recycled under the reader yields another check's peer, and no
-    // socket expects this answer from there.
-    unsafe { PROBE_PEERS.get(*answer) }.copied()
+impl Probes for XdpMaps<'_> {
+    #[inline(always)]
+    fn probe_peer(&self, answer: &Tuple) -> Option<AddressKey> {
+        // SAFETY: any bytes are an address. An element recycled under the reader yields another check's peer, and no
+        // socket expects this answer from there.
+        unsafe { PROBE_PEERS.get(*answer) }.copied()
+    }
 }

@@ -39,8 +39,8 @@ const HOST_FRAMES: u64 = 10_000_000;
 const HOST_PER_KERNEL: u64 = 5;
 /// Frames that see the same tables.
 const ROUND: u64 = 2_000;
-/// On a busy machine a round lasts longer, and its first flows come of an age (`HANDSHAKE_NS`) between one engine's look
-/// at the clock and the other's. So they are forgotten in time.
+/// On a busy machine a round lasts longer, and its first flows come of an age (`HANDSHAKE_NS`) between one engine's
+/// look at the clock and the other's. So they are forgotten in time.
 const OLDEST_FLOW: Duration = Duration::from_millis(50);
 /// Longer inputs of the table would only slow the mutations down.
 const LONGEST_INPUT: usize = 2_000;

@@ -1,5 +1,5 @@
-//! What is fuzzed: parsers of bytes that anybody may send. Each entry takes any bytes, and panics where a parser breaks what
-//! it promises. The targets beside feed them under libFuzzer, `tests/parsers.rs` under proptest.
+//! What is fuzzed: parsers of bytes that anybody may send. Each entry takes any bytes, and panics where a parser breaks
+//! what it promises. The targets beside feed them under libFuzzer, `tests/parsers.rs` under proptest.
 
 use xdp_prog::{
     frame::{Frame, HostFrame},

@@ -296,8 +296,8 @@ mod tests {
         assert!(rows(&ours, &vec![Turn::new(); 9]).is_empty());
     }
 
-    /// A process of its own writes the file: a descriptor of ours would be inherited by what other tests fork meanwhile,
-    /// and a file that is open for writing cannot be run (`ETXTBSY`, execve(2)).
+    /// A process of its own writes the file: a descriptor of ours would be inherited by what other tests fork
+    /// meanwhile, and a file that is open for writing cannot be run (`ETXTBSY`, execve(2)).
     fn program(name: &str, script: &str) -> std::path::PathBuf {
         let path = env::temp_dir().join(format!("guideway-bench-{}-{name}", std::process::id()));
         let written = Command::new("sh")

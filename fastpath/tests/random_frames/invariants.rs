@@ -343,7 +343,8 @@ fn is_encapsulated(frame: &[u8]) -> bool {
     matches!(protocol, 4 | 41)
 }
 
-/// The RST for a segment within another packet has its ends turned round, right checksums, and the frame's tags, a known VLAN's or none.
+/// The RST for a segment within another packet has its ends turned round, right checksums, and the frame's tags, a
+/// known VLAN's or none.
 fn reset_within(input: &[u8], output: &[u8]) -> Result<(), String> {
     let (came, l3) = (14 + 4 * tags(input), 14 + 4 * tags(output));
     let is_known = |&(_, _, vlan): &(u32, u32, u16)| {

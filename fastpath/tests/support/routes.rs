@@ -1,4 +1,5 @@
-//! What the kernel knows of ways in the packet cases: the same for the model, and in the namespace of the second engine.
+//! What the kernel knows of ways in the packet cases: the same for the model, and in the namespace of the second
+//! engine.
 //!
 //! ```text
 //!                    +-- ABOVE ---- an edge, and others

@@ -1,5 +1,5 @@
-//! Flows to pods in the kernel's tables: what proves their clients, and notes, by which what a packet has found is found
-//! again without the tables.
+//! Flows to pods in the kernel's tables: what proves their clients, and notes, by which what a packet has found is
+//! found again without the tables.
 
 use crate::support::{
     cases::{self, Case},

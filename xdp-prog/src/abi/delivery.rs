@@ -1,12 +1,13 @@
 //! Notes of deliveries: how an edge's packet was delivered, for the packets of its flow in the next second.
 //!
-//! A note does not hold what it is for. It holds a keyed fingerprint of that, computed by Multilinear-HM over words of 32
-//! bits with random keys of 64 bits (Lemire and Kaser, "Strongly universal string hashing is fast", The Computer
-//! Journal 57(11), 2014, section 3). IPv6 addresses are first folded to 64 bits by the same function (Carter and Wegman).
+//! A note does not hold what it is for. It holds a keyed fingerprint of that, computed by Multilinear-HM over words of
+//! 32 bits with random keys of 64 bits (Lemire and Kaser, "Strongly universal string hashing is fast", The Computer
+//! Journal 57(11), 2014, section 3). IPv6 addresses are first folded to 64 bits by the same function (Carter and
+//! Wegman).
 //!
 //! An attacker can choose packets but does not know the keys. Whatever packets he chooses, two different ones have the
-//! same fingerprint with a probability of at most 3 * 2^-33. If his packet meets the fingerprint of a note in its line, it is
-//! delivered to the pod of that flow: its service is not looked up, and its outer source need not be trusted. The
+//! same fingerprint with a probability of at most 3 * 2^-33. If his packet meets the fingerprint of a note in its line,
+//! it is delivered to the pod of that flow: its service is not looked up, and its outer source need not be trusted. The
 //! pod gets one packet with the attacker's inner source and ports, as any client of that service could have sent it.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -45,7 +46,8 @@ impl DeliveryKeys {
         *self != Self::default()
     }
 
-    /// Returns source and destination of an IPv4 header, both in wire order, as [`Self::flow`] and [`Self::key`] take them.
+    /// Returns source and destination of an IPv4 header, both in wire order, as [`Self::flow`] and [`Self::key`] take
+    /// them.
     #[inline(always)]
     pub const fn addresses_v4(source: [u8; 4], destination: [u8; 4]) -> u64 {
         join_u32(u32::from_ne_bytes(source), u32::from_ne_bytes(destination))
@@ -80,8 +82,8 @@ impl DeliveryKeys {
         self.flow(addresses, forward.ports())
     }
 
-    /// Returns what finds the note of a flow's packets that come in an outer header with these addresses; `kind`, below 2^32, is what
-    /// else they have in common, and `time` when on the monotonic clock, ns.
+    /// Returns what finds the note of a flow's packets that come in an outer header with these addresses; `kind`, below
+    /// 2^32, is what else they have in common, and `time` when on the monotonic clock, ns.
     #[inline(always)]
     pub const fn key(
         &self,
@@ -174,7 +176,8 @@ impl DeliveryNote {
     /// Ends no sooner than the flow's entry may be renewed, or the table would be asked in vain.
     const LIFETIME: u64 = (RENEWAL_NS >> Self::TIME_SHIFT) + 1;
 
-    /// Makes the note of a flow that was seen at a time on the monotonic clock, ns; none where ids are too large for one.
+    /// Makes the note of a flow that was seen at a time on the monotonic clock, ns; none where ids are too large for
+    /// one.
     #[inline(always)]
     pub const fn new(key: DeliveryKey, service: u32, backend: u32, seen: u64) -> Option<Self> {
         if service >> Self::SERVICE_BITS != 0 || backend >> Self::BACKEND_BITS != 0 {

@@ -1,9 +1,10 @@
-//! A machine that runs the compiled programs instruction by instruction and notes which lines of which table they touch.
+//! A machine that runs the compiled programs instruction by instruction and notes which lines of which table they
+//! touch.
 //!
 //! Elements of tables are read from the kernel's maps when they are first asked for; what programs change stays here.
-//! Where an element lies is the kernel's layout (`kernel/bpf/arraymap.c`, `hashtab.c` of Linux 6.12): values of an array
-//! follow each other in multiples of eight bytes, those of a per-CPU array lie behind a table of pointers, and an element
-//! of a hash table is a head of 48 bytes, the key and the value, behind a bucket of 16 bytes.
+//! Where an element lies is the kernel's layout (`kernel/bpf/arraymap.c`, `hashtab.c` of Linux 6.12): values of an
+//! array follow each other in multiples of eight bytes, those of a per-CPU array lie behind a table of pointers, and an
+//! element of a hash table is a head of 48 bytes, the key and the value, behind a bucket of 16 bytes.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -358,8 +359,8 @@ impl Machine {
         }
     }
 
-    /// Lists the nodes of a trie (`kernel/bpf/lpm_trie.c`) that a look-up reads, each with a line of its own: entries and
-    /// forks that hold the address, and the one that does not, at which it ends.
+    /// Lists the nodes of a trie (`kernel/bpf/lpm_trie.c`) that a look-up reads, each with a line of its own: entries
+    /// and forks that hold the address, and the one that does not, at which it ends.
     fn nodes_on_the_way(&self, number: usize, key: &[u8]) -> BTreeSet<u64> {
         let map = self.tables[number].map.as_ref();
         let mut prefixes: Vec<Vec<u8>> = Vec::new();
@@ -532,7 +533,8 @@ fn bpf(command: i32, map: &MapData, key: Option<&[u8]>, answer: &mut [u8]) -> bo
         answer: answer.as_mut_ptr(),
         flags: 0,
     };
-    // SAFETY: the attributes name a key of the map's length and room for what either command answers; both outlive the call.
+    // SAFETY: the attributes name a key of the map's length and room for what either command answers; both outlive the
+    // call.
     let outcome = unsafe {
         libc::syscall(
             libc::SYS_bpf,

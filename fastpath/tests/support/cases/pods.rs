@@ -935,7 +935,8 @@ fn other_ports() -> Vec<Case> {
                 }),
         ]);
     }
-    // The first flow is over, and its port is free: whoever had another one before keeps it, with the pod's memory of it.
+    // The first flow is over, and its port is free: whoever had another one before keeps it, with the pod's memory of
+    // it.
     let again = syn.length();
     cases.push(
         case_here("port_at_the_pod_is_the_same_the_next_time", edge(&syn))

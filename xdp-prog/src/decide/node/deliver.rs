@@ -2,10 +2,10 @@
 //!
 //! A flow enters `FLOWS_EMBRYONIC` with its first packet. It is moved to `FLOWS` when its client has proved that it is
 //! where it says: by acknowledging the sequence number of the pod's SYN+ACK, which the TC egress program has noted, or
-//! by what the pod would not send without that; until then, what the pod sends must answer the client ([`super::unproved`]).
-//! So no forged source pushes out a flow in use, or makes another connection of its client the VIP's. Of other protocols an
-//! answer proves nothing, and a resolver gets a flow with each question: what is answered goes to `FLOWS_DATAGRAM`,
-//! where no TCP flow is.
+//! by what the pod would not send without that; until then, what the pod sends must answer the client
+//! ([`super::unproved`]). So no forged source pushes out a flow in use, or makes another connection of its client the
+//! VIP's. Of other protocols an answer proves nothing, and a resolver gets a flow with each question: what is answered
+//! goes to `FLOWS_DATAGRAM`, where no TCP flow is.
 //!
 //! **Two VIPs of one pod.** The key names the client and the pod. A client port that talks to one pod by two of its
 //! VIPs would need the same key twice. So the second flow gets another client port towards the pod, and has two keys:
@@ -24,8 +24,8 @@
 //!
 //! **Notes.** What finds its flow in a table notes it for the packets of the next second, of either direction and on
 //! any CPU: one look at one cache line finds it again. A note is of a flow that is answered and goes on; what begins
-//! or ends one, and what is of another VIP, asks the tables and puts the note right. What comes from an edge has notes of
-//! its own, which spare it all other look-ups too ([`super::noted`]).
+//! or ends one, and what is of another VIP, asks the tables and puts the note right. What comes from an edge has notes
+//! of its own, which spare it all other look-ups too ([`super::noted`]).
 //!
 //! **Hairpin.** The client may be the chosen pod itself, or this machine (its own processes, and pods behind its
 //! masquerade). Such a client must be hidden from the pod. The pod would take its own address for a forgery, and the

@@ -1,9 +1,9 @@
 //! Packets that are delivered as others of their flow were in the last second.
 //!
 //! A note stands for all that an edge's packet is otherwise asked: its outer source is trusted, and its outer
-//! destination is this machine's; the service has pods, and the tag names one of this machine; the flow is in `FLOWS` or
-//! `FLOWS_DATAGRAM`, goes on, and its client has its own port at the pod. Hence a packet with a note needs no other table but
-//! that of backends. A note counts until the tables of services, pods, addresses or edges change
+//! destination is this machine's; the service has pods, and the tag names one of this machine; the flow is in `FLOWS`
+//! or `FLOWS_DATAGRAM`, goes on, and its client has its own port at the pod. Hence a packet with a note needs no other
+//! table but that of backends. A note counts until the tables of services, pods, addresses or edges change
 //! ([`Config::epoch`](crate::abi::Config::epoch)), and no longer than the time of the flow's entry need not be renewed.
 //! What may begin or end the flow asks the tables; if it does, it removes the notes.
 //!
@@ -27,7 +27,8 @@ use crate::{
     world::World,
 };
 
-/// Delivers a frame of [`Stage::Receive`], or leaves it for [`Stage::Decap`] with the key of the note that it has none of.
+/// Delivers a frame of [`Stage::Receive`], or leaves it for [`Stage::Decap`] with the key of the note that it has none
+/// of.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     match find(frame, tables) {

@@ -1,6 +1,6 @@
 //! Turns questions for announced addresses into their answers: ARP replies and neighbour advertisements.
 
-use super::{shift_link, view_mut};
+use super::{decap::shift_link, view_mut};
 use crate::{
     abi::{AddressKey, EdgeMac},
     csum,

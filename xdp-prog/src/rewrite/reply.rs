@@ -10,7 +10,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{TTL, ipv4_header, patch_checksum, shift_link, view_mut};
+use super::{TTL, decap::shift_link, ipv4_header, patch_checksum, view_mut};
 use crate::{
     abi::AddressKey,
     csum::{self, Sum},

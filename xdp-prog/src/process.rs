@@ -15,7 +15,8 @@ use crate::{
     rewrite,
     stage::Stage,
     verdict::{
-        Advertise, Decap, Deliver, DeliverError, Ending, Reply, Shown, TranslateError, Verdict, Way,
+        Advertise, ClientAtPod, Decap, Deliver, DeliverError, Ending, Reply, ReplyPath,
+        TranslateError, Verdict,
     },
     wire::protocol,
     world::{HandOver, World},
@@ -221,20 +222,20 @@ fn deliver_of_new_flow<F: FrameMut, T: World>(
     frame: &mut F,
     tables: &T,
 ) -> Result<Action, DropReason> {
-    let (deliver, shown) = pod_flow::settle(frame, tables)?;
-    show_to_pod(frame, tables, &deliver, shown)?;
+    let (deliver, client_at_pod) = pod_flow::settle(frame, tables)?;
+    show_to_pod(frame, tables, &deliver, client_at_pod)?;
     Ok(Action::Pass)
 }
 
-/// Translates a packet for its pod, which sees the client as `shown`, and counts it.
+/// Translates a packet for its pod, which sees the client as `client_at_pod`, and counts it.
 #[inline(always)]
 fn show_to_pod<F: FrameMut, T: World>(
     frame: &mut F,
     tables: &T,
     deliver: &Deliver<'_>,
-    shown: Shown,
+    client_at_pod: ClientAtPod,
 ) -> Result<(), DropReason> {
-    rewrite::deliver(frame, deliver, shown)?;
+    rewrite::deliver(frame, deliver, client_at_pod)?;
     tables.count_forward(deliver.service, deliver.id, deliver.length as u64);
     tables.count_reason(PassReason::Delivered.index());
     Ok(())
@@ -342,7 +343,7 @@ fn send_reply<F: FrameMut + FrameSum, T: World>(
 ) -> Result<Action, DropReason> {
     let reply = reply.relayed(tables).ok_or(DropReason::StageMissing)?;
     let (way, action) = match reply.answer.inner() {
-        None => (Way::back(&reply), Action::Transmit),
+        None => (ReplyPath::back(&reply), Action::Transmit),
         Some(_) => {
             let (way, ifindex) = answer::way_to_client(frame, tables, &reply, ingress)?;
             (way, send(ifindex, ingress))

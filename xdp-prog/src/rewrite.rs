@@ -20,7 +20,7 @@ use crate::{
     family::Family,
     frame::FrameMut,
     reason::DropReason,
-    verdict::{Deliver, Forward, Outer, RestoreSource, SeenAs, Shown},
+    verdict::{ClientAtPod, Deliver, Forward, Outer, RestoreSource, SeenByPod},
     wire::{
         ethernet::{self, Ethernet, VlanTag},
         ipv4::{DONT_FRAGMENT, Ipv4},
@@ -224,7 +224,7 @@ fn ipv4_header(
 
 /// Translates a packet for its pod and takes off the outer header, if there is one.
 ///
-/// The destination becomes the pod's address and port, the source becomes `shown`.
+/// The destination becomes the pod's address and port, the source becomes `client_at_pod`.
 ///
 /// # Errors
 ///
@@ -233,17 +233,17 @@ fn ipv4_header(
 pub fn deliver<F: FrameMut>(
     frame: &mut F,
     deliver: &Deliver<'_>,
-    shown: Shown,
+    client_at_pod: ClientAtPod,
 ) -> Result<(), DropReason> {
     if let Some(decap) = &deliver.decap {
         decap::mend_inner(frame, decap)?;
     }
     let difference = match deliver.family {
-        Family::V4 => translate_v4(frame, deliver, shown.seen_as)?,
-        Family::V6 => translate_v6(frame, deliver, shown.seen_as)?,
+        Family::V4 => translate_v4(frame, deliver, client_at_pod.seen_by_pod)?,
+        Family::V6 => translate_v6(frame, deliver, client_at_pod.seen_by_pod)?,
     };
     let ports = Ports {
-        source: shown.port.to_be_bytes(),
+        source: client_at_pod.port.to_be_bytes(),
         destination: deliver.backend.port,
     };
     if !deliver.is_later {
@@ -265,14 +265,14 @@ pub fn deliver<F: FrameMut>(
 fn translate_v4<F: FrameMut>(
     frame: &mut F,
     deliver: &Deliver<'_>,
-    seen_as: SeenAs,
+    seen_by_pod: SeenByPod,
 ) -> Result<Sum, DropReason> {
     let pod = deliver.backend.pod.last_octets();
     let header = view_mut::<Ipv4, _>(frame, deliver.l3)?;
     // An address that moves from one end to the other leaves the sum as it is.
-    let (source, gone) = match seen_as {
-        SeenAs::Client => (header.source, header.destination),
-        SeenAs::Destination => (header.destination, header.source),
+    let (source, gone) = match seen_by_pod {
+        SeenByPod::Client => (header.source, header.destination),
+        SeenByPod::Destination => (header.destination, header.source),
     };
     let difference = Sum::ZERO.replace_array(&gone, &pod);
     header.source = source;
@@ -286,13 +286,13 @@ fn translate_v4<F: FrameMut>(
 fn translate_v6<F: FrameMut>(
     frame: &mut F,
     deliver: &Deliver<'_>,
-    seen_as: SeenAs,
+    seen_by_pod: SeenByPod,
 ) -> Result<Sum, DropReason> {
     let pod = deliver.backend.pod.octets();
     let header = view_mut::<Ipv6, _>(frame, deliver.l3)?;
-    let difference = match seen_as {
-        SeenAs::Client => Sum::ZERO.replace_array(&header.destination, &pod),
-        SeenAs::Destination => {
+    let difference = match seen_by_pod {
+        SeenByPod::Client => Sum::ZERO.replace_array(&header.destination, &pod),
+        SeenByPod::Destination => {
             let difference = Sum::ZERO.replace_array(&header.source, &pod);
             header.source = header.destination;
             difference

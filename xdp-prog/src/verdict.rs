@@ -5,8 +5,8 @@ mod reply;
 mod translate;
 
 pub use self::{
-    deliver::{Deliver, DeliverError, SeenAs, Shown},
-    reply::{Reply, Way},
+    deliver::{ClientAtPod, Deliver, DeliverError, SeenByPod},
+    reply::{Reply, ReplyPath},
     translate::{Translate, TranslateError},
 };
 use crate::{

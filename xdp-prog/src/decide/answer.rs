@@ -16,7 +16,7 @@ use crate::{
     ip::{Ip, with_packet},
     parse::{self, Packet},
     reason::{DropReason, PassReason, ReplyReason},
-    verdict::{Ending, Reply, Way},
+    verdict::{Ending, Reply, ReplyPath},
     wire::{
         ethernet::{self, Ethernet, VlanTag},
         ipv4::Ipv4,
@@ -70,7 +70,7 @@ pub(crate) fn way_to_client<'t, F: Frame, T: World>(
     tables: &'t T,
     reply: &Reply,
     ingress: u32,
-) -> Result<(Way<'t>, u32), DropReason> {
+) -> Result<(ReplyPath<'t>, u32), DropReason> {
     let Ok(link) = parse::link(frame) else {
         return Err(DropReason::NoHeadroom);
     };
@@ -88,7 +88,7 @@ pub(crate) fn way_to_client<'t, F: Frame, T: World>(
             None => false,
         };
     if is_the_same {
-        let way = Way {
+        let way = ReplyPath {
             macs: Some(&hop.macs),
             vlan: [0; 2],
             l3: link.l3,
@@ -100,7 +100,7 @@ pub(crate) fn way_to_client<'t, F: Frame, T: World>(
     } else {
         Ethernet::LENGTH
     };
-    let way = Way {
+    let way = ReplyPath {
         macs: Some(&hop.macs),
         vlan: hop.vlan,
         l3,

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     frame::FrameMut,
     reason::DropReason,
-    verdict::{DeliverError, SeenAs},
+    verdict::{DeliverError, SeenByPod},
     wire::transport::Ports,
 };
 
@@ -30,25 +30,25 @@ pub fn deliver_error<F: FrameMut>(
     deliver: &DeliverError<'_>,
 ) -> Result<(), DropReason> {
     let pod = deliver.backend.pod;
-    let seen_as = deliver.shown.seen_as;
+    let seen_by_pod = deliver.client_at_pod.seen_by_pod;
     let quote = Quote {
         l3: deliver.quoted_l3,
         l4: deliver.quoted_l4,
         protocol: deliver.protocol.into(),
         ports: Ports {
             source: deliver.backend.port,
-            destination: deliver.shown.port.to_be_bytes(),
+            destination: deliver.client_at_pod.port.to_be_bytes(),
         },
         has_checksum: deliver.has_checksum,
     };
     let place = (deliver.place.inner_l3, deliver.l4);
-    let to_pod = |(source, destination): Ends| match seen_as {
-        SeenAs::Client => (source, pod),
-        SeenAs::Destination => (destination, pod),
+    let to_pod = |(source, destination): Ends| match seen_by_pod {
+        SeenByPod::Client => (source, pod),
+        SeenByPod::Destination => (destination, pod),
     };
-    let of_pod = |(source, destination): Ends| match seen_as {
-        SeenAs::Client => (pod, destination),
-        SeenAs::Destination => (pod, source),
+    let of_pod = |(source, destination): Ends| match seen_by_pod {
+        SeenByPod::Client => (pod, destination),
+        SeenByPod::Destination => (pod, source),
     };
     set_error(frame, deliver.place.inner, place, quote, to_pod, of_pod)?;
     if deliver.place.is_encapsulated() {

@@ -18,7 +18,7 @@ use crate::{
     frame::{Frame, FrameMut, FrameSum, LONGEST_SUM},
     parse::TcpFlags,
     reason::{DropReason, ReplyReason},
-    verdict::{Reply, Way},
+    verdict::{Reply, ReplyPath},
     wire::{
         ethernet::{self, Ethernet, VlanTag},
         icmp::{self, Icmp},
@@ -47,7 +47,7 @@ pub const LONGEST_ERROR_V6: usize = 1280;
 pub fn reply<F: FrameMut + FrameSum>(
     frame: &mut F,
     reply: &Reply,
-    way: &Way<'_>,
+    way: &ReplyPath<'_>,
 ) -> Result<(), DropReason> {
     match (reply.reason(), reply.family) {
         (ReplyReason::EchoReply, Family::V4) => echo_v4(frame, reply),
@@ -315,7 +315,7 @@ fn segment_of_reset<F: Frame>(frame: &F, reply: &Reply) -> Result<Segment, DropR
 fn make_room_for_reset<F: FrameMut>(
     frame: &mut F,
     reply: &Reply,
-    way: &Way<'_>,
+    way: &ReplyPath<'_>,
     header_length: usize,
 ) -> Result<usize, DropReason> {
     let l3 = way.l3;
@@ -361,7 +361,11 @@ fn reset_header(segment: &Segment, pseudo_header: Sum) -> Tcp {
 }
 
 #[inline(always)]
-fn reset_v4<F: FrameMut>(frame: &mut F, reply: &Reply, way: &Way<'_>) -> Result<(), DropReason> {
+fn reset_v4<F: FrameMut>(
+    frame: &mut F,
+    reply: &Reply,
+    way: &ReplyPath<'_>,
+) -> Result<(), DropReason> {
     const TCP_LENGTH: u16 = Tcp::LENGTH as u16;
     let segment = segment_of_reset(frame, reply)?;
     let header: &Ipv4 = frame.view(reply.l3).ok_or(DropReason::NoHeadroom)?;
@@ -377,7 +381,11 @@ fn reset_v4<F: FrameMut>(frame: &mut F, reply: &Reply, way: &Way<'_>) -> Result<
 }
 
 #[inline(always)]
-fn reset_v6<F: FrameMut>(frame: &mut F, reply: &Reply, way: &Way<'_>) -> Result<(), DropReason> {
+fn reset_v6<F: FrameMut>(
+    frame: &mut F,
+    reply: &Reply,
+    way: &ReplyPath<'_>,
+) -> Result<(), DropReason> {
     let segment = segment_of_reset(frame, reply)?;
     let ends = ends_v6(view_mut(frame, reply.l3)?);
     let l3 = make_room_for_reset(frame, reply, way, Ipv6::LENGTH)?;

@@ -91,9 +91,9 @@ impl<'t> Deliver<'t> {
 
     /// Returns the client's own address and port, for a pod that sees them.
     #[inline(always)]
-    pub(crate) const fn own_client(&self) -> Shown {
-        Shown {
-            seen_as: SeenAs::Client,
+    pub(crate) const fn own_client(&self) -> ClientAtPod {
+        ClientAtPod {
+            seen_by_pod: SeenByPod::Client,
             port: u16::from_be_bytes(self.source_port()),
         }
     }
@@ -221,14 +221,14 @@ impl DeliveryKey {
 /// The address that the pod sees as its client's; a word, because it lies on the BPF stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum SeenAs {
+pub enum SeenByPod {
     /// The client's own address.
     Client,
     /// The address that the client talks to: the client is hidden.
     Destination,
 }
 
-impl SeenAs {
+impl SeenByPod {
     /// Returns two ends of a packet that the client sends as `forward`: the address that the pod sees as its client,
     /// and the one that it does not see.
     #[inline(always)]
@@ -252,25 +252,25 @@ impl SeenAs {
 
 /// Address and port by which the pod sees its client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shown {
+pub struct ClientAtPod {
     /// The address.
-    pub seen_as: SeenAs,
+    pub seen_by_pod: SeenByPod,
     /// The port, in host order.
     pub port: u16,
 }
 
-impl Shown {
+impl ClientAtPod {
     /// Passes both through [`Relay`].
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the port")]
     pub(crate) fn relayed<T: Relay>(self, tables: &T) -> Option<Self> {
-        let words = [self.port.into(), self.seen_as as u64, 0, 0];
+        let words = [self.port.into(), self.seen_by_pod as u64, 0, 0];
         let [port, is_hidden, ..] = tables.relay(words)?;
         Some(Self {
-            seen_as: if is_hidden == 0 {
-                SeenAs::Client
+            seen_by_pod: if is_hidden == 0 {
+                SeenByPod::Client
             } else {
-                SeenAs::Destination
+                SeenByPod::Destination
             },
             port: port as u16,
         })
@@ -301,5 +301,5 @@ pub struct DeliverError<'t> {
     /// Whether the quote includes the transport checksum.
     pub has_checksum: bool,
     /// The client's address and port in the packet that the pod sent.
-    pub shown: Shown,
+    pub client_at_pod: ClientAtPod,
 }

@@ -51,9 +51,9 @@ impl Reply {
     }
 }
 
-/// The way of an answer.
+/// The path by which an answer leaves.
 #[derive(Clone, Copy, Debug)]
-pub struct Way<'t> {
+pub struct ReplyPath<'t> {
     /// Destination MAC, then source MAC; `None` if the answer returns as the frame came.
     pub macs: Option<&'t [u8; 12]>,
     /// The tag to write, in wire order; zero writes none.
@@ -63,7 +63,7 @@ pub struct Way<'t> {
     pub l3: usize,
 }
 
-impl Way<'_> {
+impl ReplyPath<'_> {
     /// Returns the way back to the frame's sender.
     #[inline(always)]
     pub(crate) const fn back(reply: &Reply) -> Self {

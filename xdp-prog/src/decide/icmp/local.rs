@@ -75,7 +75,7 @@ fn sort_local<'t, F: Frame, A: Messages, T: World>(
             quoted_l4: quote.l4,
             protocol: quote.flow.protocol,
             has_checksum: has_checksum(packet, &quote),
-            shown: deliver::shown(tables, &quote.flow, owner.backend),
+            client_at_pod: deliver::client_at_pod(tables, &quote.flow, owner.backend),
         }),
         None => Err(Verdict::Drop(DropReason::UnknownPod)),
     }

@@ -106,7 +106,7 @@ pub(super) fn as_edge(
     arrived: &Arrived,
     entry: &NatForward,
     backend: &Backend,
-    way: &Way<'_>,
+    way: &NatPath<'_>,
 ) -> Translation {
     let [a, b] = entry.port();
     let [c, d] = backend.port;
@@ -128,7 +128,7 @@ pub(super) const fn is_by_nat(backend: &Backend) -> bool {
 }
 
 /// The next hop to a backend, and the NAT address to use there.
-pub(super) struct Way<'t> {
+pub(super) struct NatPath<'t> {
     pub(super) hop: &'t NextHop,
     pub(super) address: AddressKey,
 }
@@ -143,10 +143,10 @@ pub(super) fn way<'t, T: World>(
     tables: &'t T,
     family: Family,
     backend: &Backend,
-) -> Result<Way<'t>, DropReason> {
+) -> Result<NatPath<'t>, DropReason> {
     let hop = balance::next_hop(tables, backend)?;
     let address = nat_address(tables, family, hop);
-    Ok(Way {
+    Ok(NatPath {
         hop,
         address: address.ok_or(DropReason::NoOuterSource)?,
     })

@@ -51,7 +51,7 @@ use crate::{
     frame::Frame,
     ip::Ip,
     parse::TcpFlags,
-    verdict::{Deliver, SeenAs, Shown},
+    verdict::{ClientAtPod, Deliver, SeenByPod},
     wire::protocol,
     world::{FlowTable, Flows, Inserted, Tables},
 };
@@ -120,7 +120,7 @@ pub(crate) fn look_up<F: Frame, T: Tables + Flows>(
         note_delivery(tables, deliver, &known);
         return Some(FlowLookup::Established);
     }
-    let (lookup, known) = look_up_at(tables, deliver, &key, address, SeenAs::Client);
+    let (lookup, known) = look_up_at(tables, deliver, &key, address, SeenByPod::Client);
     if lookup == FlowLookup::Established {
         note(tables, &key, &known);
         if goes_on && known.state() == 0 {
@@ -140,7 +140,7 @@ pub(crate) fn look_up_at<T: Flows>(
     deliver: &Deliver<'_>,
     key: &Tuple,
     unseen: AddressKey,
-    seen_as: SeenAs,
+    seen_by_pod: SeenByPod,
 ) -> (FlowLookup, PodFlow) {
     let now = tables.now();
     let state = end_state(deliver.flags, FLOW_FIN_CLIENT);
@@ -148,7 +148,7 @@ pub(crate) fn look_up_at<T: Flows>(
     for table in [FlowTable::Established, FlowTable::Embryonic] {
         let lookup = tables.with_flow(table, key, |known| {
             let to = deliver.destination_port();
-            if !known.is_between(client, unseen, to, seen_as.flag()) {
+            if !known.is_between(client, unseen, to, seen_by_pod.flag()) {
                 return Err(standing(table, deliver.protocol, known, now));
             }
             if deliver.flags.begins_connection() {
@@ -183,11 +183,11 @@ pub(crate) fn move_to_established<T: Flows>(tables: &T, key: &Tuple, flow: &PodF
 
 /// Returns the address and port by which a pod sees the client of a flow that was delivered to it.
 #[inline(always)]
-pub(crate) fn shown<A: Ip, T: Tables + Flows>(
+pub(crate) fn client_at_pod<A: Ip, T: Tables + Flows>(
     tables: &T,
     flow: &FlowKey<A>,
     pod: &Backend,
-) -> Shown {
+) -> ClientAtPod {
     let forward = Tuple::new(
         flow.source.key(),
         flow.destination.key(),
@@ -195,16 +195,19 @@ pub(crate) fn shown<A: Ip, T: Tables + Flows>(
         flow.destination_port,
         flow.protocol,
     );
-    let seen_as = seen_as(tables, &forward, &pod.pod);
+    let seen_by_pod = seen_by_pod(tables, &forward, &pod.pod);
     let own = u16::from_be_bytes(flow.source_port);
-    if is_known(tables, &forward, seen_as, pod, own) {
-        return Shown { seen_as, port: own };
+    if is_known(tables, &forward, seen_by_pod, pod, own) {
+        return ClientAtPod {
+            seen_by_pod,
+            port: own,
+        };
     }
     match find_forward(tables, &forward, &pod.pod) {
-        Some((port, _)) => Shown { seen_as, port },
+        Some((port, _)) => ClientAtPod { seen_by_pod, port },
         // The pod has seen no packet of this flow.
-        None => Shown {
-            seen_as: SeenAs::Client,
+        None => ClientAtPod {
+            seen_by_pod: SeenByPod::Client,
             port: own,
         },
     }
@@ -215,11 +218,11 @@ pub(crate) fn shown<A: Ip, T: Tables + Flows>(
 fn is_known<T: Flows>(
     tables: &T,
     forward: &Tuple,
-    seen_as: SeenAs,
+    seen_by_pod: SeenByPod,
     pod: &Backend,
     port: u16,
 ) -> bool {
-    let (seen, unseen) = seen_as.seen_and_unseen(forward);
+    let (seen, unseen) = seen_by_pod.seen_and_unseen(forward);
     let key = Tuple::new(
         seen,
         pod.pod,
@@ -233,7 +236,7 @@ fn is_known<T: Flows>(
                 forward.source_port(),
                 unseen,
                 forward.destination_port(),
-                seen_as.flag(),
+                seen_by_pod.flag(),
             )
         });
         if let Some(is_same) = is_same {
@@ -270,13 +273,13 @@ pub(crate) fn find_forward<T: Flows>(
 
 /// Tells whether a pod sees the client of a flow or, because the client must be hidden, the flow's destination.
 #[inline(always)]
-pub(crate) fn seen_as<T: Tables>(tables: &T, forward: &Tuple, pod: &AddressKey) -> SeenAs {
+pub(crate) fn seen_by_pod<T: Tables>(tables: &T, forward: &Tuple, pod: &AddressKey) -> SeenByPod {
     const THIS_MACHINE: u32 = ADDRESS_LOCAL | ADDRESS_NODE_PORT;
     let client = forward.source();
     if client.words() == pod.words() || tables.address_flags(&client) & THIS_MACHINE != 0 {
-        SeenAs::Destination
+        SeenByPod::Destination
     } else {
-        SeenAs::Client
+        SeenByPod::Client
     }
 }
 

@@ -29,7 +29,7 @@ use crate::{
     frame::Frame,
     parse::Segment,
     reason::DropReason,
-    verdict::{Deliver, SeenAs, Shown},
+    verdict::{ClientAtPod, Deliver, SeenByPod},
     wire::{protocol, transport::Tcp},
     world::{FlowTable, Inserted, World},
 };
@@ -55,7 +55,7 @@ const LEAST_PRIVILEGED: u16 = 512;
 pub fn settle<'t, F: Frame, T: World>(
     frame: &F,
     tables: &'t T,
-) -> Result<(Deliver<'t>, Shown), DropReason> {
+) -> Result<(Deliver<'t>, ClientAtPod), DropReason> {
     let Some((deliver, is_new)) = Deliver::handed_over(tables) else {
         return Err(DropReason::UnknownPod);
     };
@@ -72,25 +72,25 @@ pub fn settle<'t, F: Frame, T: World>(
     let flow = Flow {
         deliver: &deliver,
         forward,
-        seen_as: deliver::seen_as(tables, &forward, &deliver.backend.pod),
+        seen_by_pod: deliver::seen_by_pod(tables, &forward, &deliver.backend.pod),
     };
     let place = flow.find(tables, is_new)?;
     let Some(mut place) = place.relayed(tables) else {
         return Err(DropReason::StageMissing);
     };
     flow.take(tables, &mut place, &segment(frame, &deliver))?;
-    let shown = Shown {
-        seen_as: flow.seen_as,
+    let client_at_pod = ClientAtPod {
+        seen_by_pod: flow.seen_by_pod,
         port: place.port,
     };
     // Relayed one after the other: for an empty pair, the compiler would store values that it never wrote.
     let Some(deliver) = deliver.relayed(tables) else {
         return Err(DropReason::StageMissing);
     };
-    let Some(shown) = shown.relayed(tables) else {
+    let Some(client_at_pod) = client_at_pod.relayed(tables) else {
         return Err(DropReason::StageMissing);
     };
-    Ok((deliver, shown))
+    Ok((deliver, client_at_pod))
 }
 
 /// Reads the TCP header; its flags are zero if there is none.
@@ -177,14 +177,14 @@ struct Flow<'a> {
     deliver: &'a Deliver<'a>,
     /// The tuple of its packets as the client sends them.
     forward: Tuple,
-    seen_as: SeenAs,
+    seen_by_pod: SeenByPod,
 }
 
 impl Flow<'_> {
     /// Returns the tuple as the pod sees it with this client port.
     #[inline(always)]
     fn key(&self, port: u16) -> Tuple {
-        let (seen, _) = self.seen_as.seen_and_unseen(&self.forward);
+        let (seen, _) = self.seen_by_pod.seen_and_unseen(&self.forward);
         self.deliver.key(seen, port.to_be_bytes())
     }
 
@@ -192,13 +192,13 @@ impl Flow<'_> {
     #[inline(always)]
     fn entry(&self, key: &Tuple, now: u64) -> PodFlow {
         let deliver = self.deliver;
-        let (_, unseen) = self.seen_as.seen_and_unseen(&self.forward);
+        let (_, unseen) = self.seen_by_pod.seen_and_unseen(&self.forward);
         PodFlow::new(
             key,
             unseen,
             deliver.destination_port(),
             deliver.outer_length(),
-            deliver::end_state(deliver.flags, FLOW_FIN_CLIENT) | self.seen_as.flag(),
+            deliver::end_state(deliver.flags, FLOW_FIN_CLIENT) | self.seen_by_pod.flag(),
             now,
         )
         .with_client_port(key, deliver.source_port())
@@ -207,7 +207,7 @@ impl Flow<'_> {
     /// Finds the port by which the pod sees the flow, or will see it.
     #[inline(always)]
     fn find<T: World>(&self, tables: &T, is_new: bool) -> Result<Place, DropReason> {
-        let mut is_new = is_new && self.seen_as == SeenAs::Client;
+        let mut is_new = is_new && self.seen_by_pod == SeenByPod::Client;
         let mut ports = Ports::of(&self.forward, seed(tables));
         let mut port = u16::from_be_bytes(self.deliver.source_port());
         let mut tried = Tried::Own;
@@ -282,7 +282,8 @@ impl Flow<'_> {
             place.lookup = FlowLookup::Established;
         }
         if !place.lookup.is_known() {
-            if self.seen_as == SeenAs::Client && is_no_client(tables, &self.forward.source()) {
+            if self.seen_by_pod == SeenByPod::Client && is_no_client(tables, &self.forward.source())
+            {
                 return Err(DropReason::SourceIsVip);
             }
             if !self.begin(tables, &key, place.lookup, segment)?
@@ -298,8 +299,8 @@ impl Flow<'_> {
     /// Looks the flow up under a key.
     #[inline(always)]
     fn look_up<T: World>(&self, tables: &T, key: &Tuple) -> FlowLookup {
-        let (_, unseen) = self.seen_as.seen_and_unseen(&self.forward);
-        deliver::look_up_at(tables, self.deliver, key, unseen, self.seen_as).0
+        let (_, unseen) = self.seen_by_pod.seen_and_unseen(&self.forward);
+        deliver::look_up_at(tables, self.deliver, key, unseen, self.seen_by_pod).0
     }
 
     /// Tells whether the packet may begin a flow whose key another flow has.

@@ -332,6 +332,10 @@ runtime() {
         want xz xz-utils
         want iptables iptables
         want openssl openssl
+        if ! have promtool; then
+            want prometheus prometheus
+            installs_prometheus=1
+        fi
         want systemd-analyze systemd
         want crun crun
         want /usr/share/containers/seccomp.json golang-github-containers-common
@@ -342,6 +346,10 @@ runtime() {
     if [ -n "${installs_nginx:-}" ] && have systemctl; then
         # Installed for the demo's own instances: the system's one stays off.
         as_root systemctl disable --quiet nginx.service || true
+    fi
+    if [ -n "${installs_prometheus:-}" ] && have systemctl; then
+        # For the tests of metrics, which start their own.
+        as_root systemctl disable --quiet prometheus.service || true
     fi
 }
 

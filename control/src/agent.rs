@@ -33,8 +33,8 @@ mod start;
 mod view;
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fastpath::nexthop::{NetlinkError, Wake, Waker, Watcher};
@@ -128,6 +128,7 @@ impl Agent {
             agent,
             started: self.publication.started,
             started_at: self.publication.started_at,
+            others: Mutex::default(),
         }))
     }
 

@@ -1,12 +1,13 @@
 //! The agent's metrics in the OpenMetrics text format, for Prometheus.
 //!
 //! Every metric is declared once, in the file of its subject. `deploy/docs/metrics.md` lists them for users, and a
-//! test keeps the two equal. The values are read for each scrape; nothing is kept in between.
+//! test keeps the two equal. The values are read for each scrape. Only [`Others`] is kept in between.
 
 mod agent;
 mod encoder;
 mod health;
 mod kubernetes;
+mod others;
 mod process;
 mod traffic;
 
@@ -19,12 +20,13 @@ use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 
-use crate::api::{Backend, Reason, Service, Status};
+use crate::api::{Backend, Counts, Reason, Service, Status};
 use crate::http::{self, Answer};
 
 pub(crate) use self::encoder::Metrics;
 pub use self::health::{CheckedBackend, HealthValues};
 pub use self::kubernetes::KubernetesValues;
+pub(crate) use self::others::Others;
 use self::process::Process;
 
 /// The values of a scrape, read at one time.
@@ -34,10 +36,14 @@ pub struct Snapshot {
     pub status: Status,
     /// When the agent started, in seconds since 1970.
     pub started_at: u64,
-    /// The services.
+    /// The services. If there are more than get series, those with the most packets come first.
     pub services: Vec<Service>,
-    /// The backends, once for each service.
+    /// The traffic of services without series; `None` if all have always had them.
+    pub other_services: Option<Counts>,
+    /// The backends, once for each service, in such an order too.
     pub backends: Vec<Backend>,
+    /// The traffic of backends without series.
+    pub other_backends: Option<Counts>,
     /// The reasons of packets that were not forwarded.
     pub reasons: Vec<Reason>,
     /// The failures of frames that XDP sent.
@@ -87,6 +93,40 @@ impl Collector for Snapshot {
     }
 }
 
+/// Checks a scrape with `promtool check metrics`, which reads the older text format: there, a counter is declared with
+/// the name that its values have.
+#[cfg(test)]
+pub(crate) fn assert_promtool_takes(text: &str) {
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
+    let is_counter = |line: &&str| line.starts_with("# TYPE ") && line.ends_with(" counter");
+    let counters = text.lines().filter(is_counter);
+    let counters: Vec<&str> = counters.filter_map(|line| line.split(' ').nth(2)).collect();
+    let mut older = String::new();
+    for line in text.lines().filter(|line| *line != "# EOF") {
+        let mut words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        if words[0] == "#" && counters.contains(&&*words[2]) {
+            words[2] += "_total";
+        }
+        older += &format!("{}\n", words.join(" "));
+    }
+    let mut promtool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("promtool is installed by deploy/setup.sh test");
+    let mut stdin = promtool.stdin.take().unwrap();
+    stdin.write_all(older.as_bytes()).unwrap();
+    drop(stdin);
+    let output = promtool.wait_with_output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    assert!(output.status.success() && said.is_empty(), "{said}");
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
@@ -130,6 +170,9 @@ mod tests {
             snapshot.services.push(largest);
             snapshot.services.push(fails);
             snapshot.backends = vec![snapshot.backends.remove(0); number];
+            let mut others = Others::default();
+            snapshot.other_services = others.services.follow(&mut snapshot.services);
+            snapshot.other_backends = others.backends.follow(&mut snapshot.backends);
             snapshot
         };
         let each = series_of(with(MOST_SERIES));
@@ -139,15 +182,19 @@ mod tests {
         assert!(text.contains("guideway_services 5001\n"));
         assert!(text.contains("guideway_backends 5001\n"));
         let few = series_of(with(MOST_SERIES + 1));
-        for metric in [
-            "service_packets_total",
-            "service_bytes_total",
-            "service_backends",
-            "backend_packets_total",
-            "backend_bytes_total",
+        for (metric, shared) in [
+            ("service_packets_total", 1),
+            ("service_bytes_total", 1),
+            ("service_backends", 0),
+            ("backend_packets_total", 1),
+            ("backend_bytes_total", 1),
         ] {
-            assert_eq!(few[&format!("guideway_{metric}")], MOST_SERIES, "{metric}");
+            let series = few[&format!("guideway_{metric}")];
+            assert_eq!(series, MOST_SERIES + shared, "{metric}");
         }
+        let others =
+            "guideway_service_packets_total{service=\"(others)\",namespace=\"\",name=\"(others)\"";
+        assert!(text.contains(others));
         let largest = "guideway_service_packets_total{service=\"largest\"";
         assert!(
             text.contains(largest),
@@ -226,6 +273,8 @@ mod tests {
                 bytes: 900,
                 ..Backend::default()
             }],
+            other_services: None,
+            other_backends: None,
             reasons: vec![Reason {
                 action: "drop".to_owned(),
                 reason: "no_backend".to_owned(),
@@ -330,6 +379,11 @@ mod tests {
             );
         }
         assert!(text.ends_with("# EOF\n"));
+    }
+
+    #[test]
+    fn promtool_has_nothing_to_object() {
+        assert_promtool_takes(&render(snapshot()).unwrap());
     }
 
     #[test]

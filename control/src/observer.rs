@@ -25,7 +25,7 @@ mod tests;
 
 use std::cell::OnceCell;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fastpath::tables::TableReader;
@@ -39,7 +39,7 @@ use crate::api::server::{error_line, line};
 use crate::api::{Reply, Request, unattached};
 use crate::health::monitor::Monitor;
 use crate::kubernetes::ClusterFeed;
-use crate::metrics;
+use crate::metrics::{self, Others};
 
 /// Most simultaneous answers; further ones wait. Each uses a core, and in a large cluster hundreds of megabytes.
 const MAX_ANSWERS: usize = 2;
@@ -64,6 +64,8 @@ pub(crate) struct ObserverInputs {
     pub(crate) started: Instant,
     /// The start in seconds since 1970.
     pub(crate) started_at: u64,
+    /// What the metrics keep between scrapes.
+    pub(crate) others: Mutex<Others>,
 }
 
 impl fmt::Debug for ObserverInputs {

@@ -166,6 +166,11 @@ mod tests {
     }
 
     #[test]
+    fn promtool_has_nothing_to_object() {
+        crate::metrics::assert_promtool_takes(&text());
+    }
+
+    #[test]
     fn page_lists_exactly_the_metrics_there_are() {
         let text = text();
         let declared: BTreeSet<String> = text

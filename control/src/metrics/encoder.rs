@@ -1,6 +1,5 @@
 //! Writes metrics: name, help and series.
 
-use std::cmp::Reverse;
 use std::fmt;
 
 use prometheus_client::encoding::{
@@ -12,9 +11,8 @@ use crate::api::{NameParts, Service};
 use crate::desired::ServiceKey;
 use crate::durations::Durations;
 
-/// Most services, and most backends, that get series of their own. If there are more, only those with problems
-/// do. A Prometheus server cannot take a quarter of a million series from each of a hundred machines. A sum
-/// over services would not do either: it falls when a service is removed, and a counter must not.
+/// Most services, and most backends, that get series of their own. A Prometheus server cannot take a quarter of a
+/// million series from each of a hundred machines. The others share one, see [`super::Others`].
 pub(super) const MOST_SERIES: usize = 5000;
 
 /// Writes metrics one after the other.
@@ -117,14 +115,12 @@ pub(super) fn series<T>(all: &[T], of_note: impl Fn(&T) -> bool) -> impl Iterato
     some.take(MOST_SERIES)
 }
 
-/// Returns what gets traffic series of its own: everything if there is little, else what has the most traffic.
-pub(super) fn largest<T>(all: &[T], packets: impl Fn(&T) -> u64) -> Vec<&T> {
-    let mut largest: Vec<&T> = all.iter().collect();
-    if largest.len() > MOST_SERIES {
-        largest.select_nth_unstable_by_key(MOST_SERIES, |one| Reverse(packets(one)));
-        largest.truncate(MOST_SERIES);
-    }
-    largest
+/// Name in the labels of the series that all without one of their own share. No service can have this name.
+pub(super) const OTHERS: &str = "(others)";
+
+/// Returns the rows that get traffic series of their own.
+pub(super) fn with_series<T>(rows: &[T]) -> impl Iterator<Item = &T> {
+    rows.iter().take(MOST_SERIES)
 }
 
 pub(super) fn service_labels(service: &Service) -> [(&'static str, String); 6] {

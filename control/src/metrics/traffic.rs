@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::encoder::{largest, name_labels, series, service_labels};
+use super::encoder::{OTHERS, key_labels, name_labels, series, service_labels, with_series};
+use super::others::Row;
 use super::{Metrics, Snapshot};
 
 pub(super) fn encode(snapshot: &Snapshot, metrics: &mut Metrics<'_>) -> fmt::Result {
@@ -23,30 +24,33 @@ pub(super) fn encode(snapshot: &Snapshot, metrics: &mut Metrics<'_>) -> fmt::Res
     )?;
     metrics.gauge(
         "services",
-        "Services by address, port and protocol; of more than 5000 those with the most packets have series of their own",
+        "Services by address, port and protocol; of more than 5000 those with the most packets have series of their own, and the others share one",
         snapshot.services.len(),
     )?;
     metrics.gauge(
         "backends",
-        "Backends, each once for every service that has it; of more than 5000 those with the most packets have series of their own",
+        "Backends, each once for every service that has it; of more than 5000 those with the most packets have series of their own, and the others share one",
         snapshot.backends.len(),
     )?;
-    let largest_services = largest(&snapshot.services, |row| row.packets);
-    let services = || largest_services.iter().copied();
+    let services = || {
+        let own = with_series(&snapshot.services).map(|row| (service_labels(row), row.counts()));
+        let others = snapshot.other_services;
+        own.chain(others.map(|counts| (key_labels(OTHERS, None), counts)))
+    };
     metrics.counters(
         "service_packets",
         "Packets forwarded to backends of the service",
-        services().map(|row| (service_labels(row), row.packets)),
+        services().map(|(labels, counts)| (labels, counts.packets)),
     )?;
     metrics.counters(
         "service_bytes",
         "Bytes of these packets as they came in, from the IP header on",
-        services().map(|row| (service_labels(row), row.bytes)),
+        services().map(|(labels, counts)| (labels, counts.bytes)),
     )?;
     metrics.gauges(
         "service_backends",
         "Backends of the service",
-        services().map(|row| (service_labels(row), row.backends)),
+        with_series(&snapshot.services).map(|row| (service_labels(row), row.backends)),
     )?;
     metrics.gauges(
         "service_left_out_backends",
@@ -54,23 +58,24 @@ pub(super) fn encode(snapshot: &Snapshot, metrics: &mut Metrics<'_>) -> fmt::Res
         series(&snapshot.services, |row| row.left_out > 0)
             .map(|row| (service_labels(row), row.left_out)),
     )?;
-    let largest_backends = largest(&snapshot.backends, |row| row.packets);
     let backends = || {
-        let backends = largest_backends.iter().copied();
-        backends.map(|row| {
-            let [service, namespace, name] = name_labels(&row.name);
-            let backend = ("backend", row.backend.clone());
-            ([service, namespace, name, backend], row)
-        })
+        let labels = |name: &str, backend: &str| {
+            let [service, namespace, name] = name_labels(name);
+            [service, namespace, name, ("backend", backend.to_owned())]
+        };
+        let own = with_series(&snapshot.backends);
+        let own = own.map(move |row| (labels(&row.name, &row.backend), row.counts()));
+        let others = snapshot.other_backends;
+        own.chain(others.map(|counts| (labels(OTHERS, OTHERS), counts)))
     };
     metrics.counters(
         "backend_packets",
         "Packets forwarded to the backend for the service, at whichever of its addresses",
-        backends().map(|(labels, row)| (labels, row.packets)),
+        backends().map(|(labels, counts)| (labels, counts.packets)),
     )?;
     metrics.counters(
         "backend_bytes",
         "Bytes of these packets as they came in, from the IP header on",
-        backends().map(|(labels, row)| (labels, row.bytes)),
+        backends().map(|(labels, counts)| (labels, counts.bytes)),
     )
 }

@@ -1,5 +1,7 @@
 //! The agent's pages: `/metrics` for Prometheus, `/healthz` for probes of its programs.
 
+use std::sync::PoisonError;
+
 use hyper::StatusCode;
 
 use super::{Observation, Observer};
@@ -44,14 +46,22 @@ impl Observation<'_> {
         let (interfaces, egress) = self.programs();
         let mut status = self.status();
         (status.interfaces, status.egress) = (interfaces, egress);
-        let services = self.services(&ServiceFilter::default()).unwrap_or_default();
-        let backends = self.each_backend().unwrap_or_default();
+        let mut services = self.services(&ServiceFilter::default()).unwrap_or_default();
+        let mut backends = self.each_backend().unwrap_or_default();
+        // An answer that broke off has too few rows.
         self.go_on().ok()?;
+        // A panic while it was held leaves sums that are still sums.
+        let others = self.inputs.others.lock();
+        let mut others = others.unwrap_or_else(PoisonError::into_inner);
+        let other_services = others.services.follow(&mut services);
+        let other_backends = others.backends.follow(&mut backends);
         Some(Snapshot {
             status,
             started_at: self.inputs.started_at,
             services,
+            other_services,
             backends,
+            other_backends,
             reasons: self.reasons(),
             failures: self.failures().unwrap_or_default(),
             health: self.health_values(),

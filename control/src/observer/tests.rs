@@ -55,6 +55,7 @@ impl World {
             agent: Handle::new(commands, waker),
             started: Instant::now(),
             started_at: 0,
+            others: Mutex::default(),
         });
         Self {
             loaded,

@@ -1,10 +1,11 @@
 //! The dashboard and the alert rules ask for metrics that exist.
 
 use std::collections::BTreeSet;
+use std::process::Command;
 
 use serde_json::Value;
 
-use super::chart::text;
+use super::chart::{deploy, text};
 
 #[test]
 fn alerts_ask_for_documented_metrics() {
@@ -40,6 +41,15 @@ fn alerts_ask_for_documented_metrics() {
     }
 }
 
+#[test]
+fn promtool_takes_the_rules() {
+    let rules = deploy("helm/guideway/files/alerts.yaml");
+    let rules = rules.to_str().unwrap();
+    let check = ["check", "rules", "--lint-fatal", rules];
+    let said = lab::output(Command::new("promtool").args(check)).unwrap();
+    assert!(said.contains("SUCCESS"), "{said}");
+}
+
 /// The anchors of a page's headings, as forges make them.
 fn sections(page: &str) -> BTreeSet<String> {
     let headings = page.lines().filter_map(|line| line.strip_prefix('#'));
@@ -73,6 +83,24 @@ fn dashboard_asks_for_documented_metrics() {
     {
         let query = variable["query"]["query"].as_str().unwrap();
         expect_documented("variable", query);
+    }
+}
+
+#[test]
+fn actions_that_the_dashboard_selects_exist() {
+    let dashboard = text("helm/guideway/files/dashboard.json");
+    let page = text("docs/metrics.md");
+    let actions = dashboard.split("action=").skip(1);
+    let actions: Vec<&str> = actions.filter_map(|rest| rest.split('"').nth(1)).collect();
+    assert!(actions.len() > 2, "{actions:?}");
+    for action in actions
+        .iter()
+        .flat_map(|actions| actions.trim_end_matches('\\').split('|'))
+    {
+        assert!(
+            page.contains(&format!("(`{action}`)")),
+            "no packet's action is {action}"
+        );
     }
 }
 

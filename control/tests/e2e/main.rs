@@ -22,6 +22,7 @@ mod planted;
 mod pods;
 mod policies;
 mod programs;
+mod prometheus;
 mod quic;
 mod reload;
 mod restart;

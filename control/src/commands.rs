@@ -4,6 +4,7 @@ pub mod capture;
 pub mod sample;
 pub mod show;
 
+use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -46,6 +47,7 @@ pub fn show<T: Answer>(
     request: &Request,
     page: impl Fn(&T) -> String,
 ) -> Result<()> {
+    let page = |answer: Cow<'_, T>| page(&answer);
     show_sampled(options, request, false, |_| {}, page)
 }
 
@@ -57,7 +59,7 @@ pub fn show<T: Answer>(
 pub fn show_rows<R: Counted>(
     options: &cli::Rows,
     request: &Request,
-    page: impl Fn(&[R], Columns) -> String,
+    page: impl Fn(Cow<'_, [R]>, Columns) -> String,
 ) -> Result<()> {
     let columns = Columns {
         is_wide: options.show.format.output() == Output::Wide,
@@ -68,7 +70,14 @@ pub fn show_rows<R: Counted>(
             sample::sort_rows(rows, by);
         }
     };
-    let page = |rows: &Vec<R>| page(rows, columns);
+    #[expect(
+        clippy::owned_cow,
+        reason = "the answer is a Vec, whose rows the page is to free"
+    )]
+    let page = |rows: Cow<'_, Vec<R>>| match rows {
+        Cow::Owned(rows) => page(rows.into(), columns),
+        Cow::Borrowed(rows) => page(rows.into(), columns),
+    };
     show_sampled(&options.show, request, options.needs_rates(), arrange, page)
 }
 
@@ -77,7 +86,7 @@ fn show_sampled<T: Answer>(
     request: &Request,
     needs_rates: bool,
     arrange: impl Fn(&mut T),
-    page: impl Fn(&T) -> String,
+    page: impl Fn(Cow<'_, T>) -> String,
 ) -> Result<()> {
     let socket = options.agent.socket()?;
     let output = options.format.output();
@@ -95,7 +104,11 @@ fn show_sampled<T: Answer>(
         if !is_first_of_two || interval.is_some() {
             arrange(&mut answer);
             match options.watch {
-                None => return print(&written(&answer, output, &page)?),
+                // A page frees the rows of an answer that it owns while it formats them.
+                None if matches!(output, Output::Table | Output::Wide) => {
+                    return print(&page(Cow::Owned(answer)));
+                }
+                None => return print(&written(&answer, output, |_| String::new())?),
                 Some(seconds) => print(&watched(&answer, output, seconds, &page)?)?,
             }
         }
@@ -118,18 +131,18 @@ fn written<T: Serialize>(
 }
 
 /// Formats one of several answers: a screen, a line of JSON, or a YAML document.
-fn watched<T: Serialize>(
+fn watched<T: Serialize + Clone>(
     answer: &T,
     output: Output,
     seconds: u32,
-    page: impl Fn(&T) -> String,
+    page: impl Fn(Cow<'_, T>) -> String,
 ) -> Result<String> {
     let stamped = Stamped {
         timestamp: Timestamp::now().to_string(),
         answer,
     };
     match output {
-        Output::Table | Output::Wide => Ok(screen(seconds, &page(answer))),
+        Output::Table | Output::Wide => Ok(screen(seconds, &page(Cow::Borrowed(answer)))),
         Output::Json => json(&stamped, false),
         Output::Yaml => Ok(format!("---\n{}", serde_saphyr::to_string(&stamped)?)),
     }

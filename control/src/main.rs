@@ -1,13 +1,14 @@
 //! The `guideway` binary: the agent, the controller and the commands.
 #![forbid(unsafe_code)]
 
+use std::borrow::Cow;
 use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser};
 use control::agent::StartError;
-use control::api::{Reason, Request};
+use control::api::{Backend, Reason, Request, Service};
 use control::cli::{Cli, Command, Drops};
 use control::commands::capture::filter::FilterError;
 use control::config::ConfigError;
@@ -42,11 +43,13 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Status(options) => commands::show(&options, &Request::Status {}, show::status)?,
         Command::Services(options) => {
             let request = Request::Services(options.filter());
-            commands::show_rows(&options, &request, show::services)?;
+            let page = |rows: Cow<'_, [Service]>, columns| show::services(rows, columns);
+            commands::show_rows(&options, &request, page)?;
         }
         Command::Backends(options) => {
             let request = Request::Backends(options.filter());
-            commands::show_rows(&options, &request, show::backends)?;
+            let page = |rows: Cow<'_, [Backend]>, columns| show::backends(rows, columns);
+            commands::show_rows(&options, &request, page)?;
         }
         Command::Drops(Drops {
             explain: Some(explanation),

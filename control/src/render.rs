@@ -3,28 +3,42 @@
 
 use std::fmt::Display;
 
-/// A table. It is formatted when all rows are known.
+/// A table. It is formatted when all rows are known. A row is one text, as tables have up to 250 000 rows.
 #[derive(Debug)]
 pub struct Table<const COLUMNS: usize> {
     titles: [&'static str; COLUMNS],
-    rows: Vec<[String; COLUMNS]>,
+    widths: [usize; COLUMNS],
+    rows: Vec<Box<str>>,
 }
 
 /// Space between two columns.
 const GAP: &str = "  ";
+/// Separates the cells of a row. [`printable`] leaves no such character in a cell.
+const BETWEEN_CELLS: char = '\0';
 
 impl<const COLUMNS: usize> Table<COLUMNS> {
     /// Creates a table with column titles. A title that begins with `>` aligns its column to the right. A
     /// column without a title is not shown.
     pub fn new(titles: [&'static str; COLUMNS]) -> Self {
-        let rows = Vec::new();
-        Self { titles, rows }
+        Self {
+            titles,
+            widths: titles.map(|title| width(heading(title))),
+            rows: Vec::new(),
+        }
     }
 
     /// Adds a row.
     pub fn row(&mut self, cells: [&dyn Display; COLUMNS]) {
-        let cells = cells.map(|cell| printable(&cell.to_string()));
-        self.rows.push(cells);
+        let mut row = String::new();
+        for ((cell, title), widest) in cells.into_iter().zip(self.titles).zip(&mut self.widths) {
+            if !title.is_empty() {
+                let cell = printable(&cell.to_string());
+                *widest = width(&cell).max(*widest);
+                row.push_str(&cell);
+            }
+            row.push(BETWEEN_CELLS);
+        }
+        self.rows.push(row.into());
     }
 
     /// Formats titles and rows. Returns the line `none` if there are no rows.
@@ -32,28 +46,35 @@ impl<const COLUMNS: usize> Table<COLUMNS> {
         if self.rows.is_empty() {
             return format!("{none}\n");
         }
-        let titles = self
-            .titles
-            .map(|title| title.trim_start_matches('>').to_owned());
-        let rows = || [&titles].into_iter().chain(&self.rows);
-        let widths: [usize; COLUMNS] =
-            std::array::from_fn(|column| rows().map(|row| width(&row[column])).max().unwrap_or(0));
-        let mut text = String::new();
-        for row in rows() {
-            let mut line = String::new();
-            let cells = row.iter().zip(widths).zip(self.titles);
-            for ((cell, width), title) in cells.filter(|(_, title)| !title.is_empty()) {
-                line += &if title.starts_with('>') {
-                    format!("{cell:>width$}{GAP}")
-                } else {
-                    format!("{cell:<width$}{GAP}")
-                };
-            }
-            text += line.trim_end();
-            text += "\n";
+        let line_length: usize = self.widths.iter().map(|width| width + GAP.len()).sum();
+        let mut text = String::with_capacity((self.rows.len() + 1) * line_length);
+        self.line(&mut text, self.titles.into_iter().map(heading));
+        for row in &self.rows {
+            self.line(&mut text, row.split(BETWEEN_CELLS));
         }
         text
     }
+
+    /// Adds a line with these cells, without space at its end.
+    fn line<'c>(&self, text: &mut String, cells: impl Iterator<Item = &'c str>) {
+        for ((cell, width), title) in cells.zip(self.widths).zip(self.titles) {
+            if title.is_empty() {
+                continue;
+            }
+            let cell = match title.starts_with('>') {
+                true => format!("{cell:>width$}{GAP}"),
+                false => format!("{cell:<width$}{GAP}"),
+            };
+            text.push_str(&cell);
+        }
+        text.truncate(text.trim_end_matches(' ').len());
+        text.push('\n');
+    }
+}
+
+/// Returns the title as it is shown.
+fn heading(title: &'static str) -> &'static str {
+    title.trim_start_matches('>')
 }
 
 /// Returns the number of characters. That is the width, because everything shown is ASCII except names of interfaces.

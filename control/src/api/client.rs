@@ -11,6 +11,8 @@ use serde::de::DeserializeOwned;
 
 use super::{MAX_REPLY_BYTES, Reply, Request};
 
+/// Bytes of an answer that are read at a time.
+const READ_BYTES: usize = 256 << 10;
 /// Time limit of an answer. Programming thousands of services takes seconds.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -100,15 +102,15 @@ pub fn ask<T: DeserializeOwned>(socket: &Path, request: &Request) -> Result<T, A
     line.push(b'\n');
     stream.write_all(&line).map_err(broken)?;
 
-    let mut answer = Vec::new();
-    BufReader::new(stream.take(MAX_REPLY_BYTES))
-        .read_until(b'\n', &mut answer)
-        .map_err(broken)?;
-    if answer.is_empty() {
+    let mut answer = BufReader::with_capacity(READ_BYTES, stream.take(MAX_REPLY_BYTES));
+    if answer.fill_buf().map_err(broken)?.is_empty() {
         return Err(broken(io::ErrorKind::UnexpectedEof.into()));
     }
-    match serde_json::from_slice(&answer).map_err(AskError::Garbled)? {
-        Reply::Ok(value) => Ok(value),
-        Reply::Error(reason) => Err(AskError::Refused(reason)),
+    // The text of a long answer is never whole in memory.
+    match serde_json::from_reader(answer) {
+        Ok(Reply::Ok(value)) => Ok(value),
+        Ok(Reply::Error(reason)) => Err(AskError::Refused(reason)),
+        Err(error) if error.is_io() => Err(broken(error.into())),
+        Err(error) => Err(AskError::Garbled(error)),
     }
 }

@@ -11,7 +11,7 @@ use crate::api::{Backend, Counts, Reason, Service, Status};
 use crate::cli::Sort;
 
 /// An answer that can be asked for again.
-pub trait Answer: Serialize + DeserializeOwned {
+pub trait Answer: Serialize + DeserializeOwned + Clone {
     /// Sets the growth of the counters per second since the answer `before`.
     fn set_rates(&mut self, before: &Self, span: Duration);
 }
@@ -21,7 +21,7 @@ impl Answer for Status {
 }
 
 /// A row with counters.
-pub trait Counted: Serialize + DeserializeOwned {
+pub trait Counted: Serialize + DeserializeOwned + Clone {
     /// Returns the texts that identify the row in later answers.
     fn identity(&self) -> (&str, &str, &str);
     /// Returns its counters.

@@ -36,9 +36,15 @@ fn prometheus_scrapes_agents_and_evaluates_rules_and_dashboard() {
         }
     })
     .unwrap();
-    let value = |query: &str| get(edge, "query", query).unwrap()["result"].clone();
-    let services = value("count(guideway_service_packets_total > 0)");
-    assert_eq!(services[0]["value"][1], all.len().to_string(), "{services}");
+    let expected = all.len().to_string();
+    wait_for("every service's packets are there", TIMEOUT, || {
+        let counted = get(edge, "query", "count(guideway_service_packets_total > 0)")?;
+        match counted["result"][0]["value"][1] == expected {
+            true => Ok(()),
+            false => Err(counted.to_string()),
+        }
+    })
+    .unwrap();
 
     wait_for("every rule was evaluated", TIMEOUT, || {
         let groups = get(edge, "rules", "")?;

@@ -1,5 +1,6 @@
 //! Pages about services and their backends.
 
+use std::borrow::Cow;
 use std::net::SocketAddr;
 
 use super::{Columns, indented, only_if, rate};
@@ -7,7 +8,8 @@ use crate::api::{Backend, Service};
 use crate::render::{Table, count, duration, percent};
 
 /// Formats the services.
-pub fn services(services: &[Service], columns: Columns) -> String {
+pub fn services<'r>(services: impl Into<Cow<'r, [Service]>>, columns: Columns) -> String {
+    let services = services.into();
     let Columns { is_wide, stats } = columns;
     let rates = services.iter().any(|service| service.rates.is_some());
     let totals = is_wide || stats || !rates;
@@ -28,7 +30,8 @@ pub fn services(services: &[Service], columns: Columns) -> String {
         only_if(rates, ">BYTE/S"),
     ]);
     let mut notes = String::new();
-    for service in services {
+    for service in services.into_owned() {
+        let service = &service;
         table.row([
             &service.name,
             &service.service,
@@ -105,8 +108,9 @@ weight 0: takes no new connections from here; a pod of this machine gets what
 other machines send to it
 ";
 
-/// Formats the backends of every service.
-pub fn backends(backends: &[Backend], columns: Columns) -> String {
+/// Formats the backends of every service. Rows that it owns are freed one after the other: there may be 250 000.
+pub fn backends<'r>(backends: impl Into<Cow<'r, [Backend]>>, columns: Columns) -> String {
+    let backends = backends.into();
     let Columns { is_wide, stats } = columns;
     let rates = backends.iter().any(|backend| backend.rates.is_some());
     let totals = is_wide || stats || !rates;
@@ -127,7 +131,9 @@ pub fn backends(backends: &[Backend], columns: Columns) -> String {
         only_if(rates && (is_wide || stats), ">BYTE/S"),
     ]);
     let mut notes = String::new();
-    for backend in backends {
+    let has_weightless = backends.iter().any(|backend| backend.weight == 0);
+    for backend in backends.into_owned() {
+        let backend = &backend;
         table.row([
             &backend.name,
             &backend.service,
@@ -166,7 +172,7 @@ pub fn backends(backends: &[Backend], columns: Columns) -> String {
             ));
         }
     }
-    if backends.iter().any(|backend| backend.weight == 0) {
+    if has_weightless {
         notes += NO_WEIGHT;
     }
     table.render("no backends") + &notes

@@ -36,6 +36,14 @@ fn lint_has_nothing_to_object() {
 }
 
 #[test]
+fn chart_has_the_version_of_the_program() {
+    let chart: Value = serde_saphyr::from_str(&text("helm/guideway/Chart.yaml")).unwrap();
+    for version in ["version", "appVersion"] {
+        assert_eq!(chart[version], env!("CARGO_PKG_VERSION"), "{version}");
+    }
+}
+
+#[test]
 fn agent_has_four_capabilities_and_no_way_to_more() {
     let objects = Objects::render(&[]);
     let pod = objects.agent_pod();

@@ -1,11 +1,12 @@
 //! The chart's objects on a real API server, and what its service accounts may do there.
 
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use lab::kubernetes::ControlPlane;
 use serde_json::{Value, json};
 
-use super::chart::{DETACH, NAMESPACE, Objects, manifest, text};
+use super::chart::{DETACH, NAMESPACE, Objects, deploy, manifest, text};
 
 /// Stands for the definitions of Prometheus Operator, which keep unknown fields out of what is asserted here.
 const MONITORING: &str = "
@@ -73,6 +74,8 @@ fn api_server_takes_every_object_and_enforces_what_each_may_do() {
     edges_outside_write_their_leases_at_most(&server);
     each_agent_writes_the_lease_of_its_node_alone(&server);
     controller_may_do_what_it_needs(&server);
+    cluster_roles_have_the_rights_on_pools(&server);
+    edge_outside_renews_its_token_until_the_secret_is_deleted(&server);
 }
 
 /// Applies objects; unknown fields and the server's warnings are errors.
@@ -269,6 +272,67 @@ fn controller_may_do_what_it_needs(server: &ControlPlane) {
         NAMESPACE,
     );
     controller.ask(server);
+}
+
+/// The controller manager, which does not run here, adds the rules of what these labels select.
+fn cluster_roles_have_the_rights_on_pools(server: &ControlPlane) {
+    for (role, verbs) in [
+        ("view", json!(["get", "list", "watch"])),
+        ("edit", json!(["create", "update", "patch", "delete"])),
+    ] {
+        let label = format!("rbac.authorization.k8s.io/aggregate-to-{role}=true");
+        let added = server.get(&["clusterroles", "-l", &label]).unwrap();
+        let added = added["items"].as_array().unwrap().iter();
+        let mut ours =
+            added.filter(|role| role["rules"][0]["apiGroups"] == json!(["guideway.dev"]));
+        let rules = &ours.next().unwrap()["rules"];
+        assert_eq!(rules[0]["resources"], json!(["loadbalancerpools"]));
+        assert_eq!(rules[0]["verbs"], verbs, "{role}");
+        assert_eq!(ours.next(), None);
+    }
+}
+
+fn edge_outside_renews_its_token_until_the_secret_is_deleted(server: &ControlPlane) {
+    let account = "guideway-outside";
+    let bound = ["--bound-object-kind=Secret", "--bound-object-name", account];
+    let create = [
+        "create",
+        "token",
+        "-n",
+        NAMESPACE,
+        account,
+        "--duration=168h",
+    ];
+    let first = server.kubectl(&[&create[..], &bound].concat()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("token");
+    std::fs::write(&path, &first).unwrap();
+    std::fs::write(directory.path().join("ca.crt"), server.ca()).unwrap();
+    let renew = || {
+        let mut script = server.machine().command(deploy("examples/renew-token.sh"));
+        lab::output(script.arg(directory.path()).arg(server.url()))
+    };
+    renew().unwrap();
+    let second = std::fs::read_to_string(&path).unwrap();
+    assert_ne!(first.trim(), second.trim());
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o77, 0, "{mode:o}");
+    let files = std::fs::read_dir(directory.path()).unwrap().count();
+    assert_eq!(files, 2, "token and ca.crt alone are left");
+    let list = |token: &str| {
+        let token = format!("--token={}", token.trim());
+        server.kubectl(&["get", "services", "-A", &token])
+    };
+    list(&second).unwrap();
+
+    let delete = ["delete", "secret", "-n", NAMESPACE, account];
+    server.kubectl(&delete).unwrap();
+    // The API server remembers for some seconds that a token was good.
+    for token in [&first, &second] {
+        lab::wait_until("the token has ended", TIMEOUT, || list(token).is_err()).unwrap();
+    }
+    renew().unwrap_err();
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), second);
 }
 
 /// Questions about what a service account may do.

@@ -8,21 +8,34 @@ use clap::Parser;
 use control::cli::{self, Cli};
 use control::config::DEFAULT_PIN_DIR;
 
-use super::chart::{Objects, container, text};
+use super::chart::{Objects, container, deploy, text};
 
 const GUIDEWAY: &str = env!("CARGO_BIN_EXE_guideway");
 const UNIT: &str = "systemd/guideway.service";
 
 #[test]
-fn systemd_takes_the_unit() {
+fn systemd_takes_the_units() {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("guideway.service");
-    // Where no package has installed it.
-    let unit = text(UNIT).replace("/usr/bin/guideway", GUIDEWAY);
-    std::fs::write(&path, unit).unwrap();
+    let renew = deploy("examples/renew-token.sh");
+    let units = [
+        "guideway.service",
+        "guideway-token.service",
+        "guideway-token.timer",
+    ];
+    let paths = units.map(|unit| {
+        let path = directory.path().join(unit);
+        // Where nobody has installed it.
+        let unit = text(&format!("systemd/{unit}")).replace("/usr/bin/guideway", GUIDEWAY);
+        let unit = unit.replace(
+            "/usr/libexec/guideway/renew-token.sh",
+            renew.to_str().unwrap(),
+        );
+        std::fs::write(&path, unit).unwrap();
+        path
+    });
     let output = Command::new("systemd-analyze")
         .args(["verify", "--man=no"])
-        .arg(&path)
+        .args(&paths)
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);

@@ -19,7 +19,7 @@ pub use self::flows::{Flow, FlowFilter, Flows};
 pub use self::rows::{Backend, Counts, Reason, Service};
 pub use self::service_filter::{NameParts, ServiceFilter};
 pub use self::status::{
-    Announced, ConfigStatus, Egress, HashSeed, Health, Interface, Kubernetes, Status, Table,
+    Announced, ConfigStatus, ControllerStatus, Egress, HashSeed, Health, Interface, Kubernetes, Status, Table,
     Untrusted, unattached,
 };
 pub use self::trace::{AtAddress, Choice, Step, Trace, Which};

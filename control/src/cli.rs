@@ -3,8 +3,9 @@
 mod packets;
 mod show;
 
+use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -15,6 +16,7 @@ pub use self::packets::{Capture, Trace, Which};
 pub use self::show::{Agent, Drops, Flows, Format, Output, Rows, Show, Sort};
 use crate::config::{self, DEFAULT_PIN_DIR, DEFAULT_SERVICE};
 use crate::index::Options;
+use crate::kubernetes::client::DEFAULT_NAMESPACE;
 
 /// Layer-4 load balancer in XDP: the agent, and the commands that show what it does
 #[derive(Debug, Parser)]
@@ -27,8 +29,8 @@ pub struct Cli {
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0  done; for `check`: nothing fails
-  1  it failed: no agent answers, the dataplane cannot be set up, `check` found a FAIL
+  0  done; for `check`: nothing fails; for `cluster status`: no findings
+  1  it failed: no agent answers, the dataplane cannot be set up, `check` found a FAIL, `cluster status` has findings
   2  the command line or the configuration is wrong
 
 Environment:
@@ -98,6 +100,13 @@ pub enum Command {
     Config(Settings),
     /// Show the version of this program and of the running agent
     Version(Settings),
+    /// Look at all agents and controllers of a Kubernetes cluster
+    ///
+    /// A link to this program by the name kubectl-guideway makes it a plugin of kubectl: then `kubectl guideway status`
+    /// is `guideway cluster status`. The API server is found as kubectl finds it: by KUBECONFIG, ~/.kube/config, or
+    /// the service account of the pod.
+    #[command(subcommand)]
+    Cluster(Cluster),
     /// Print completions for a shell
     Completions {
         /// The shell.
@@ -109,6 +118,55 @@ pub enum Command {
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
+}
+
+/// The commands about a whole cluster.
+#[derive(Debug, Subcommand)]
+pub enum Cluster {
+    /// Show how every agent and controller is, and what differs between them
+    ///
+    /// Agents and controllers are asked for their page `/status`: pods by way of the API server's proxy, edges outside
+    /// the cluster straight from here. The exit code is 1 if there is anything to tell below FINDINGS.
+    Status(ClusterStatus),
+}
+
+/// Options of `cluster status`.
+#[derive(Debug, Args)]
+pub struct ClusterStatus {
+    /// Where the agents and controllers are.
+    #[command(flatten)]
+    pub at: ClusterScope,
+    /// How to print it.
+    #[command(flatten)]
+    pub format: Format,
+}
+
+/// Where the agents and controllers of a cluster are.
+#[derive(Debug, Args)]
+pub struct ClusterScope {
+    /// The context of the kubeconfig [default: the current one]
+    #[arg(long, value_name = "NAME")]
+    pub context: Option<String>,
+    /// Namespace of the agents and controllers
+    #[arg(long, short, value_name = "NAME", default_value = DEFAULT_NAMESPACE)]
+    pub namespace: String,
+    /// The headless Service whose EndpointSlices have the edges outside the cluster
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_SERVICE)]
+    pub service: String,
+    /// Namespace of the edges' Leases [default: the Service's name with -edges behind it]
+    #[arg(long, value_name = "NAME")]
+    pub lease_namespace: Option<String>,
+    /// Port of an edge outside the cluster in its metrics.listen
+    #[arg(long, value_name = "PORT", default_value_t = 10_790)]
+    pub edge_port: u16,
+}
+
+/// Returns the arguments of `guideway` for those of a process: a plugin of kubectl has the commands of `cluster`.
+pub fn arguments(mut given: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let program = given.next().unwrap_or_default();
+    let is_plugin = Path::new(&program).file_name() == Some(OsStr::new("kubectl-guideway"));
+    let inserted = is_plugin.then(|| OsString::from("cluster"));
+    [program].into_iter().chain(inserted).chain(given).collect()
 }
 
 /// Options of `run`.

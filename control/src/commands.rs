@@ -118,7 +118,7 @@ fn show_sampled<T: Answer>(
 }
 
 /// Formats a single answer.
-fn written<T: Serialize>(
+pub(crate) fn written<T: Serialize>(
     answer: &T,
     output: Output,
     page: impl Fn(&T) -> String,

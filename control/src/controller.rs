@@ -53,6 +53,8 @@ use tokio::task::JoinSet;
 use self::convert::Classes;
 use self::lease::{Candidate, LeadershipTerm};
 use self::metrics::Values;
+use crate::api::Reply;
+use crate::api::server::line;
 use crate::http::{self, Answer};
 use crate::kubernetes::client;
 use crate::kubernetes::request_errors::RequestErrors;
@@ -163,6 +165,7 @@ fn identity() -> String {
 
 fn page(path: &str, values: Values) -> Answer {
     match path {
+        "/status" => http::json(line(&Reply::Ok(values.status()))),
         "/metrics" => metrics_page(crate::metrics::render(values).ok()),
         // The task that answers also does the work, so an answer proves that it runs.
         "/healthz" | "/livez" => http::text(StatusCode::OK, "ok\n"),
@@ -172,6 +175,9 @@ fn page(path: &str, values: Values) -> Answer {
             let text = format!("waiting for the list of {missing}\n");
             http::text(StatusCode::SERVICE_UNAVAILABLE, text)
         }
-        _ => http::text(StatusCode::NOT_FOUND, "try /metrics, /livez or /readyz\n"),
+        _ => http::text(
+            StatusCode::NOT_FOUND,
+            "try /metrics, /status, /livez or /readyz\n",
+        ),
     }
 }

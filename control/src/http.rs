@@ -170,6 +170,12 @@ pub(crate) fn ok_unless(faults: &[String]) -> Answer {
     text(StatusCode::SERVICE_UNAVAILABLE, lines)
 }
 
+/// Answers with a document of JSON.
+pub(crate) fn json(document: impl Into<Bytes>) -> Answer {
+    let kind = HeaderValue::from_static("application/json");
+    body(StatusCode::OK, kind, document)
+}
+
 /// Answers with a content and its type.
 pub(crate) fn body(status: StatusCode, kind: HeaderValue, content: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Full::new(content.into()));

@@ -91,9 +91,11 @@ impl Watchers {
             namespace = identity.namespace,
             "services and nodes come from the Kubernetes API"
         );
+        let feed = ClusterFeed::new(server.cluster_url.to_string());
+        feed.update_status(|status| status.node_name.clone_from(&identity.node_name));
         Ok(Self {
             worker,
-            feed: ClusterFeed::new(server.cluster_url.to_string()),
+            feed,
             server,
             options,
             identity,

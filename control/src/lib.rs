@@ -19,6 +19,7 @@ mod chain;
 pub mod check;
 pub mod cli;
 mod clock;
+pub mod cluster;
 pub mod commands;
 pub mod config;
 pub mod controller;

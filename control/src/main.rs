@@ -9,16 +9,17 @@ use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser};
 use control::agent::StartError;
 use control::api::{Backend, Reason, Request, Service};
-use control::cli::{Cli, Command, Drops};
+use control::cli::{Cli, Cluster, Command, Drops};
 use control::commands::capture::filter::FilterError;
 use control::config::ConfigError;
-use control::{check, commands, controller, run};
+use control::{check, cluster, commands, controller, run};
 
 /// Exit code for a wrong command line or configuration.
 const WRONG_INPUT: u8 = 2;
 
 fn main() -> ExitCode {
-    match execute(Cli::parse().command) {
+    let arguments = control::cli::arguments(std::env::args_os());
+    match execute(Cli::parse_from(arguments).command) {
         Ok(code) => code,
         Err(error) if commands::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
@@ -67,6 +68,7 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Config(options) => commands::config(&options)?,
         Command::Version(options) => commands::version(&options)?,
         Command::Log(options) => commands::log(&options)?,
+        Command::Cluster(Cluster::Status(options)) => return cluster::status(&options),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "guideway", &mut text);

@@ -58,6 +58,22 @@ pub struct HashSeed {
     pub fingerprint: Option<String>,
 }
 
+/// The status of a controller.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ControllerStatus {
+    /// Version of the controller's build.
+    pub version: String,
+    /// Whether it acts; one of all controllers does.
+    pub leads: bool,
+    /// Kinds of objects whose lists have not arrived.
+    pub missing: Vec<String>,
+    /// Number of Services that have all their addresses, if it acts.
+    pub assigned: u64,
+    /// Number of Services that wait for an address, if it acts.
+    pub waiting: u64,
+}
+
 /// The addresses for which this machine answers its neighbours.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -102,6 +118,8 @@ pub struct Health {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Kubernetes {
+    /// Name of this machine's Node; on an edge outside the cluster no Node has this name.
+    pub node_name: String,
     /// URL of the API server.
     pub server: String,
     /// Seconds since the first complete state; `None` while only an earlier agent's state is served.

@@ -8,6 +8,24 @@ fn definition_is_consistent() {
 }
 
 #[test]
+fn plugin_of_kubectl_has_the_commands_of_cluster() {
+    let typed = |words: &[&str]| {
+        let words = words.iter().map(OsString::from);
+        Cli::try_parse_from(arguments(words)).map(|cli| match cli.command {
+            Command::Cluster(Cluster::Status(status)) => status.at.namespace,
+            other => panic!("{other:?}"),
+        })
+    };
+    let plugin = "/usr/local/bin/kubectl-guideway";
+    assert_eq!(typed(&[plugin, "status", "-n", "lb"]).unwrap(), "lb");
+    assert_eq!(
+        typed(&["guideway", "cluster", "status"]).unwrap(),
+        DEFAULT_NAMESPACE
+    );
+    assert_eq!(typed(&[plugin, "run"]).unwrap_err().exit_code(), 2);
+}
+
+#[test]
 fn watch_takes_an_optional_number_of_seconds() {
     let watch = |arguments: &[&str]| {
         let cli = Cli::try_parse_from(["guideway", "status"].iter().chain(arguments));

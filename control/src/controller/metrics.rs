@@ -6,6 +6,7 @@ use std::fmt;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 
+use crate::api::ControllerStatus;
 use crate::kubernetes::WatchStatus;
 use crate::metrics::Metrics;
 
@@ -41,6 +42,17 @@ pub(super) struct PoolValues {
 }
 
 impl Values {
+    /// Returns the document of the page `/status`.
+    pub(super) fn status(&self) -> ControllerStatus {
+        ControllerStatus {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            leads: self.leads,
+            missing: self.missing.iter().map(|kind| (*kind).to_owned()).collect(),
+            assigned: self.assigned,
+            waiting: self.waiting,
+        }
+    }
+
     /// Clears the values that only the leader knows.
     pub(super) fn forget(&mut self) {
         self.assigned = 0;

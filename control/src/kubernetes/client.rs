@@ -5,7 +5,7 @@ use std::env;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use kube::config::InferConfigError;
+use kube::config::{InferConfigError, KubeConfigOptions, KubeconfigError};
 use kube::{Api, Client};
 
 use super::request_errors::{Purpose, RequestErrors};
@@ -18,7 +18,7 @@ const NODE_NAME: &str = "NODE_NAME";
 /// Environment variable with the pod's namespace.
 const NAMESPACE: &str = "POD_NAMESPACE";
 /// Namespace of Guideway's own objects unless configured.
-const DEFAULT_NAMESPACE: &str = "guideway-system";
+pub(crate) const DEFAULT_NAMESPACE: &str = "guideway-system";
 /// Name of the Secret that holds the seed of the flow hash, and the seed's key in it.
 pub(crate) const SEED_SECRET: &str = "guideway-seed";
 pub(crate) const SEED_KEY: &str = "seed";
@@ -35,6 +35,15 @@ pub enum ClientError {
         "cannot find the API server: neither KUBECONFIG, ~/.kube/config nor a pod's service account tells"
     )]
     Infer(#[from] InferConfigError),
+    /// The kubeconfig has no such context, or cannot be used.
+    #[error("cannot use the context {context} of the kubeconfig")]
+    Context {
+        /// Name of the context.
+        context: String,
+        /// The cause.
+        #[source]
+        source: KubeconfigError,
+    },
     /// The credentials or the address cannot be used.
     #[error("cannot use the credentials for the API server {server}")]
     Client {
@@ -90,13 +99,30 @@ fn host_name() -> String {
 
 /// Finds the API server and the credentials, as kubectl does.
 pub(crate) async fn infer() -> Result<kube::Config, ClientError> {
-    let mut config = kube::Config::infer().await?;
+    Ok(with_limits(kube::Config::infer().await?))
+}
+
+/// Finds the API server and the credentials by a context of the kubeconfig.
+pub(crate) async fn by_context(context: &str) -> Result<kube::Config, ClientError> {
+    let options = KubeConfigOptions {
+        context: Some(context.to_owned()),
+        ..KubeConfigOptions::default()
+    };
+    let config = kube::Config::from_kubeconfig(&options).await;
+    let config = config.map_err(|source| ClientError::Context {
+        context: context.to_owned(),
+        source,
+    })?;
+    Ok(with_limits(config))
+}
+
+fn with_limits(mut config: kube::Config) -> kube::Config {
     // kube's retries pause for up to minutes without a report. Watchers and writers have their own.
     config.default_retry = false;
     // By default kube waits for ever for a server that accepts a request and never answers.
     config.read_timeout = Some(ANSWER_TIMEOUT);
     config.reset_reader_on_write = true;
-    Ok(config)
+    config
 }
 
 /// Makes a client. Sends nothing.

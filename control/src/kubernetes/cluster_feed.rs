@@ -32,6 +32,8 @@ pub struct Update {
 /// Status of the watchers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WatcherStatus {
+    /// The name of this machine's Node, or of the machine if it is no Node.
+    pub node_name: String,
     /// The API server's URL.
     pub server: String,
     /// What must still arrive before anything is programmed.

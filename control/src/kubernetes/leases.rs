@@ -23,7 +23,8 @@ use kube::api::ListParams;
 use kube::{Api, Client};
 use tokio::sync::{mpsc, watch};
 
-use self::format::{LABEL, LABEL_VALUE, LEASE_PREFIX, LeaseContent, edge_of};
+pub(crate) use self::format::{LABEL, LABEL_VALUE};
+use self::format::{LEASE_PREFIX, LeaseContent, edge_of};
 use self::own_node::OwnNode;
 use self::renewal::renew;
 use super::list_watch::{Event, WatchError, list_watch, list_watch_with};

@@ -13,6 +13,7 @@ impl Observation<'_> {
         let now = Timestamp::now().as_second();
         let text = |(kind, reason): (&'static str, String)| format!("{kind}: {reason}");
         Some(api::Kubernetes {
+            node_name: watchers.node_name,
             server: watchers.server,
             synced_seconds: cluster.synced.map(|since| since.elapsed().as_secs()),
             last_event_seconds: watchers

@@ -1,19 +1,37 @@
-//! The agent's pages: `/metrics` for Prometheus, `/healthz` for probes of its programs.
+//! The agent's pages: `/metrics` for Prometheus, `/healthz` for probes of its programs, and what the commands
+//! show as JSON, for `guideway cluster`. They only read: which page there is, [`read_only`] says.
 
 use std::sync::PoisonError;
 
 use hyper::StatusCode;
 
 use super::{Observation, Observer};
-use crate::api::ServiceFilter;
+use crate::api::{Request, ServiceFilter};
 use crate::http::{self, Answer};
 use crate::metrics::{self, Snapshot};
 
 impl Observer {
     /// Returns the page at a path.
     pub async fn page(&self, path: &str) -> Answer {
-        page(path, self.metrics(), self.unattached()).await
+        match read_only(path) {
+            Some(request) => http::json(self.answer(request).await),
+            None => page(path, self.metrics(), self.unattached()).await,
+        }
     }
+}
+
+/// Returns the request that the page at a path answers as the socket does: one that changes nothing, and does
+/// not show clients.
+fn read_only(path: &str) -> Option<Request> {
+    let every = ServiceFilter::default();
+    Some(match path {
+        "/status" => Request::Status {},
+        "/config" => Request::Config {},
+        "/services" => Request::Services(every),
+        "/backends" => Request::Backends(every),
+        "/drops" => Request::Drops {},
+        _ => return None,
+    })
 }
 
 /// Returns the page at a path: the metrics, or the devices that lack their program. `None` in place of these
@@ -35,7 +53,10 @@ pub(crate) async fn page(
                 "the dataplane does not answer\n",
             ),
         },
-        _ => http::text(StatusCode::NOT_FOUND, "try /metrics or /healthz\n"),
+        _ => http::text(
+            StatusCode::NOT_FOUND,
+            "try /metrics, /healthz, /status, /config, /services, /backends or /drops\n",
+        ),
     }
 }
 

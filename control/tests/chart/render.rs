@@ -448,6 +448,33 @@ fn rights_on_leases_are_bound_where_agents_announce() {
 }
 
 #[test]
+fn operators_that_are_named_may_read_the_pages_and_write_nothing() {
+    let group = "rbac.operators[0].kind=Group";
+    for (values, bindings) in [
+        (&[][..], 0),
+        (&[group], 2),
+        (&[group, "rbac.create=false"], 0),
+    ] {
+        let objects = Objects::render(values);
+        let names = objects.names().into_iter();
+        let expected = ("RoleBinding".to_owned(), "guideway-operator".to_owned());
+        assert_eq!(names.filter(|object| *object == expected).count(), bindings);
+    }
+    let objects = Objects::render(&[]);
+    for (kind, name) in [
+        ("Role", "guideway-operator"),
+        ("ClusterRole", "guideway-view"),
+    ] {
+        let role = objects.find(kind, name).unwrap();
+        for rule in role["rules"].as_array().unwrap() {
+            for verb in rule["verbs"].as_array().unwrap() {
+                assert!(["get", "list", "watch"].contains(&verb.as_str().unwrap()));
+            }
+        }
+    }
+}
+
+#[test]
 fn a_single_controller_can_be_evicted() {
     let budget = |objects: &Objects| {
         objects

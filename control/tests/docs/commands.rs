@@ -10,6 +10,9 @@ use control::commands::capture::filter;
 use super::page::{pages, read, root};
 use super::shell::commands;
 
+/// `guideway cluster` as a plugin of kubectl.
+const PLUGIN: [&str; 2] = ["kubectl", "guideway"];
+
 #[test]
 fn commands_of_ours_are_ones_that_the_command_line_knows() {
     let mut wrong = Vec::new();
@@ -19,7 +22,12 @@ fn commands_of_ours_are_ones_that_the_command_line_knows() {
         if page.path == Path::new("CHANGELOG.md") {
             continue;
         }
-        for command in commands(&page) {
+        for mut command in commands(&page) {
+            if command.words.starts_with(&PLUGIN.map(str::to_owned)) {
+                command
+                    .words
+                    .splice(..2, ["guideway", "cluster"].map(str::to_owned));
+            }
             if command.words.first().is_some_and(|word| is_guideway(word)) {
                 count += 1;
                 wrong.extend(refused(&command.words, true).map(|why| (command.at.clone(), why)));
@@ -92,7 +100,12 @@ fn refused(words: &[String], whole: bool) -> Option<String> {
         },
         Err(error) => error,
     };
-    let is_named = !whole && error.kind() == ErrorKind::MissingRequiredArgument;
+    let is_named = !whole
+        && matches!(
+            error.kind(),
+            ErrorKind::MissingRequiredArgument
+                | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+        );
     let is_help = matches!(
         error.kind(),
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion

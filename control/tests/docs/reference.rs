@@ -39,6 +39,11 @@ This page has the help of every command, as it prints it with `--help`. `guidewa
     {
         if command.get_name() != "help" {
             page += &section(command);
+            for below in command.get_subcommands_mut() {
+                if below.get_name() != "help" {
+                    page += &section(below);
+                }
+            }
         }
     }
     page

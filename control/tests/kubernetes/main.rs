@@ -7,6 +7,7 @@
 
 mod agent;
 mod beside;
+mod cluster;
 mod conformance;
 mod controller;
 mod events;

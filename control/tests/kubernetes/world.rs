@@ -1,6 +1,6 @@
 //! A cluster: the real control plane, a node's Kubernetes objects, and agents that follow them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
@@ -24,6 +24,8 @@ pub(crate) struct World<'net> {
     net: &'net Topology,
     pub(crate) control: ControlPlane,
     pub(crate) agents: Vec<Agent<'net>>,
+    /// By which the API server reaches each machine.
+    pub(crate) reached_at: BTreeMap<&'net str, IpAddr>,
     _echoes: Vec<Echo>,
 }
 
@@ -45,8 +47,10 @@ impl<'net> World<'net> {
     /// Starts a control plane with the Nodes of a network; no agents yet.
     pub(crate) fn without_servers(net: &'net Topology) -> Self {
         let control = ControlPlane::start().unwrap();
+        let mut reached_at = BTreeMap::new();
         for machine in net.nodes().iter().chain(net.edges()) {
-            control.connect(machine.namespace()).unwrap();
+            let address = control.connect(machine.namespace()).unwrap();
+            reached_at.insert(machine.label(), address);
             let token = ControlPlane::ADMIN;
             control
                 .write_kubeconfig(machine.namespace(), token)
@@ -64,6 +68,7 @@ impl<'net> World<'net> {
             _echoes: Vec::new(),
             net,
             control,
+            reached_at,
             agents: Vec::new(),
         }
     }
@@ -204,7 +209,7 @@ impl<'net> Agent<'net> {
             "interfaces: [{{ name: {}, mode: native }}]
 tables: {{ lut_arena_mib: 2, services: 512, backends: 256, next_hops: 256, vips: 256, pods: 2048 }}
 api: {{ socket: {} }}
-metrics: {{ listen: \"127.0.0.1:9750\" }}
+metrics: {{ listen: \"0.0.0.0:9750\" }}
 kubernetes: {{ node_name: {}, healthz: \"127.0.0.1:9751\", external_ips: [10.99.0.200/29, \"fd00:99::c8/125\"] }}
 {more}",
             Machine::INTERFACE,

@@ -291,6 +291,7 @@ fn status_fits_80_columns_and_names_what_is_wrong() {
             fingerprint: Some("3fa1".to_owned()),
         },
         kubernetes: Some(Kubernetes {
+            node_name: "node-17".to_owned(),
             server: "https://10.96.0.1:443".to_owned(),
             synced_seconds: None,
             last_event_seconds: Some(75),

@@ -16,8 +16,8 @@ use crate::kubernetes::schema::{Lease, LeaseSpec, micro_time};
 /// Prefix of a Lease's name, before the edge's name. The chart's admission policy uses it too.
 pub(super) const LEASE_PREFIX: &str = "guideway-edge-";
 /// Label that tells edges' Leases from others in the namespace.
-pub(super) const LABEL: &str = "guideway.dev/lease";
-pub(super) const LABEL_VALUE: &str = "edge";
+pub(crate) const LABEL: &str = "guideway.dev/lease";
+pub(crate) const LABEL_VALUE: &str = "edge";
 /// Annotation with the addresses by which endpoints name the edge's Node, separated by commas.
 const ADDRESSES: &str = "guideway.dev/node-addresses";
 /// Annotation with the MACs by which the edge announces addresses, separated by commas.

@@ -1,0 +1,61 @@
+//! `guideway cluster`: looks at all agents and controllers of a Kubernetes cluster at once.
+//!
+//! ```text
+//! API server -- pods, slices, Leases --> members --+
+//!     |                                            v
+//!     +-- its proxy --> pages of pods ----------> ask --> report --> findings, page
+//!                       pages of edges outside ----^
+//! ```
+//!
+//! Nothing is written, and no machine is entered: what agents and controllers publish beside their metrics is all
+//! that is needed. So the right to read pods through the API server's proxy suffices, in one namespace.
+
+mod ask;
+mod findings;
+mod members;
+mod page;
+mod report;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use kube::Client;
+
+use self::report::Report;
+use crate::cli::{ClusterScope, ClusterStatus, Output};
+use crate::commands;
+use crate::kubernetes::client;
+
+/// Prints how every agent and controller is. The exit code is 1 if there are findings.
+///
+/// # Errors
+///
+/// When the API server does not tell which pods there are.
+pub fn status(options: &ClusterStatus) -> Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the event loop")?;
+    let report = runtime.block_on(async {
+        let client = connect(&options.at).await?;
+        Report::of(&client, &options.at).await
+    })?;
+    let output = options.format.output();
+    let is_wide = output == Output::Wide;
+    commands::print(&commands::written(&report, output, |report| {
+        page::page(report, is_wide)
+    })?)?;
+    Ok(if report.findings.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+async fn connect(scope: &ClusterScope) -> Result<Client> {
+    let config = match &scope.context {
+        Some(context) => client::by_context(context).await?,
+        None => client::infer().await?,
+    };
+    Ok(client::client(config)?)
+}

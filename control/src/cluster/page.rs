@@ -1,0 +1,188 @@
+//! The page about a cluster.
+
+use super::report::{Answered, Report};
+use crate::api::{ControllerStatus, Status, unattached};
+use crate::render::{Table, duration, printable, wrapped};
+
+/// Width of the lines of findings.
+const WIDTH: usize = 78;
+
+pub(super) fn page(report: &Report, is_wide: bool) -> String {
+    let mut page = agents(&report.agents, is_wide);
+    page += "\n";
+    page += &controllers(&report.controllers, is_wide);
+    if report.findings.is_empty() {
+        page += "\nno findings\n";
+        return page;
+    }
+    page += "\nFINDINGS\n";
+    for finding in &report.findings {
+        let lines = wrapped(
+            &printable(finding),
+            if is_wide { 2 * WIDTH } else { WIDTH } - 2,
+        );
+        for (number, line) in lines.iter().enumerate() {
+            page += if number == 0 { "- " } else { "  " };
+            page += line;
+            page += "\n";
+        }
+    }
+    page
+}
+
+fn agents(agents: &[Answered<Status>], is_wide: bool) -> String {
+    let only_wide = |title| if is_wide { title } else { "" };
+    let mut table = Table::new([
+        "AGENT",
+        "ROLES",
+        "VERSION",
+        "UP",
+        ">SERVICES",
+        ">ANNOUNCES",
+        "STATE",
+        only_wide("SEED"),
+        only_wide("INTERFACES"),
+        only_wide("ASKED AT"),
+    ]);
+    for agent in agents {
+        let Some(status) = &agent.status else {
+            let none = &"-";
+            table.row([
+                &agent.name,
+                none,
+                none,
+                none,
+                none,
+                none,
+                &"NO ANSWER",
+                none,
+                none,
+                &agent.place,
+            ]);
+            continue;
+        };
+        let interfaces = status.interfaces.iter();
+        let interfaces: Vec<String> = interfaces
+            .map(|one| format!("{}:{}", one.name, one.mode.as_deref().unwrap_or("none")))
+            .collect();
+        table.row([
+            &agent.name,
+            &status.roles.join(","),
+            &status.version,
+            &duration(status.uptime_seconds),
+            &status.services,
+            &status.announced.addresses.len(),
+            &state(status),
+            &status.hash_seed.fingerprint.as_deref().unwrap_or("-"),
+            &interfaces.join(","),
+            &agent.place,
+        ]);
+    }
+    table.render("no agents")
+}
+
+/// Returns the worst that is to be said of an agent.
+fn state(status: &Status) -> String {
+    let kubernetes = status.kubernetes.as_ref();
+    if kubernetes.is_some_and(|kubernetes| kubernetes.synced_seconds.is_none()) {
+        return "NOT IN STEP".to_owned();
+    }
+    if !unattached(&status.interfaces, &status.egress).is_empty() {
+        return "NOT ATTACHED".to_owned();
+    }
+    match status.problems.len() {
+        0 => "ok".to_owned(),
+        1 => "1 problem".to_owned(),
+        several => format!("{several} problems"),
+    }
+}
+
+fn controllers(controllers: &[Answered<ControllerStatus>], is_wide: bool) -> String {
+    let mut table = Table::new([
+        "CONTROLLER",
+        "VERSION",
+        "STATE",
+        if is_wide { "ASKED AT" } else { "" },
+    ]);
+    for controller in controllers {
+        let status = controller.status.as_ref();
+        let version = status.map_or("-", |status| &status.version);
+        let state = status.map_or_else(|| "NO ANSWER".to_owned(), acts);
+        table.row([&controller.name, &version, &state, &controller.place]);
+    }
+    table.render("no controllers")
+}
+
+fn acts(status: &ControllerStatus) -> String {
+    if !status.leads {
+        return "ready to take over".to_owned();
+    }
+    let (assigned, waiting) = (status.assigned, status.waiting);
+    format!("acts: {assigned} Services have their addresses, {waiting} wait")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::{Announced, HashSeed, Interface};
+
+    fn report() -> Report {
+        let agent = |name: &str, status| Answered {
+            name: name.to_owned(),
+            place: format!("pod guideway-agent-{name}"),
+            status,
+            error: None,
+        };
+        let status = Status {
+            version: "0.1.0".to_owned(),
+            uptime_seconds: 266_400,
+            roles: vec!["edge".to_owned(), "node".to_owned()],
+            hash_seed: HashSeed {
+                fingerprint: Some("0123".to_owned()),
+                ..HashSeed::default()
+            },
+            services: 10_000,
+            announced: Announced {
+                addresses: vec!["192.0.2.1".parse().unwrap(); 300],
+                ..Announced::default()
+            },
+            interfaces: vec![Interface {
+                name: "eth0".to_owned(),
+                mode: Some("native".to_owned()),
+                ..Interface::default()
+            }],
+            problems: vec!["x".to_owned(); 12],
+            ..Status::default()
+        };
+        Report {
+            agents: vec![
+                agent("worker-17.example", Some(status)),
+                agent("edge-1", None),
+            ],
+            controllers: vec![Answered {
+                name: "guideway-controller-7d9c6b5f4-x2x9z".to_owned(),
+                place: "pod guideway-controller-7d9c6b5f4-x2x9z".to_owned(),
+                status: Some(ControllerStatus {
+                    version: "0.1.0".to_owned(),
+                    ..ControllerStatus::default()
+                }),
+                error: None,
+            }],
+            findings: vec!["word ".repeat(40).trim().to_owned(), "\x1b[2J".to_owned()],
+        }
+    }
+
+    #[test]
+    fn page_fits_80_columns_and_the_wide_one_160() {
+        for (is_wide, width) in [(false, 80), (true, 160)] {
+            let page = page(&report(), is_wide);
+            for line in page.lines() {
+                assert!(line.chars().count() <= width, "{line}");
+                assert_eq!(line.trim_end(), line);
+            }
+            assert_eq!(page.contains("0123"), is_wide, "{page}");
+            assert!(!page.contains('\x1b'));
+            assert!(page.contains("NO ANSWER"), "{page}");
+        }
+    }
+}

@@ -126,6 +126,7 @@ impl Agent {
             feed: self.feed(),
             heartbeat: self.publication.heartbeat.clone(),
             agent,
+            drains: self.announcing.drains(),
             started: self.publication.started,
             started_at: self.publication.started_at,
             others: Mutex::default(),

@@ -19,8 +19,8 @@ pub use self::flows::{Flow, FlowFilter, Flows};
 pub use self::rows::{Backend, Counts, Reason, Service};
 pub use self::service_filter::{NameParts, ServiceFilter};
 pub use self::status::{
-    Announced, ConfigStatus, ControllerStatus, Egress, HashSeed, Health, Interface, Kubernetes, Status, Table,
-    Untrusted, unattached,
+    Announced, ConfigStatus, ControllerStatus, Egress, HashSeed, Health, Interface, Kubernetes,
+    Status, Table, Untrusted, unattached,
 };
 pub use self::trace::{AtAddress, Choice, Step, Trace, Which};
 
@@ -49,6 +49,11 @@ pub enum Request {
     Which(WhichRequest),
     /// The [`Trace`] of a flow's first packet, or of a frame.
     Trace(TraceRequest),
+    /// Drain this edge, or end that; answered once the cluster knows, without content.
+    DrainEdge {
+        /// Whether to drain it.
+        drained: bool,
+    },
     /// Detach from every interface, remove every pin, and end: [`Detached`].
     Detach {},
 }

@@ -90,6 +90,14 @@ pub enum Command {
     ///
     /// The command sends a signal: SIGUSR1 for `debug`, SIGUSR2 for the level of GUIDEWAY_LOG.
     Log(Log),
+    /// Hand the addresses that this edge announces over to the others, before the machine goes
+    ///
+    /// The edge goes on answering for each address until it hears another edge announce it, and forwards what still
+    /// comes: no packet is lost. It stays drained, also when the agent or the machine starts again, until
+    /// `guideway undrain-edge`. Its Lease says so.
+    DrainEdge(DrainEdge),
+    /// Give a drained edge its share of the addresses again
+    UndrainEdge(UndrainEdge),
     /// Take the program off every interface and remove everything pinned
     ///
     /// A running agent does this and ends.
@@ -259,6 +267,26 @@ pub enum LogLevel {
     Debug,
     /// What GUIDEWAY_LOG says.
     Default,
+}
+
+/// Options of `drain-edge`.
+#[derive(Debug, Args)]
+pub struct DrainEdge {
+    /// Wait so long for the others to take over
+    #[arg(long, value_name = "SECONDS", default_value_t = 30,
+          value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub timeout: u32,
+    /// Where the agent is.
+    #[command(flatten)]
+    pub agent: Agent,
+}
+
+/// Options of `undrain-edge`.
+#[derive(Debug, Args)]
+pub struct UndrainEdge {
+    /// Where the agent is.
+    #[command(flatten)]
+    pub agent: Agent,
 }
 
 /// Options of `detach`.

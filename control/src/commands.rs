@@ -1,6 +1,7 @@
 //! The commands that ask the agent, and print its answers.
 
 pub mod capture;
+pub mod drain;
 pub mod sample;
 pub mod show;
 

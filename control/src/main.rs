@@ -63,6 +63,8 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Which(options) => commands::which(&options)?,
         Command::Trace(options) => commands::trace(&options)?,
         Command::Capture(options) => commands::capture::capture(&options)?,
+        Command::DrainEdge(options) => commands::drain::drain_edge(&options)?,
+        Command::UndrainEdge(options) => commands::drain::undrain_edge(&options)?,
         Command::Detach(options) => commands::detach(&options)?,
         Command::Flows(options) => commands::flows(&options)?,
         Command::Config(options) => commands::config(&options)?,

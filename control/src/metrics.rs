@@ -245,6 +245,7 @@ mod tests {
                 announced: Announced {
                     interfaces: vec!["eth0".to_owned()],
                     addresses: vec![[192, 0, 2, 10].into()],
+                    drained: false,
                 },
                 tables: vec![Table {
                     name: "lut_slots".to_owned(),

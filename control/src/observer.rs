@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use fastpath::tables::TableReader;
 use serde::Serialize;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
 use self::health::HealthStates;
 use crate::agent::{Command, Handle, Question, View};
@@ -39,6 +39,7 @@ use crate::api::server::{error_line, line};
 use crate::api::{Reply, Request, unattached};
 use crate::health::monitor::Monitor;
 use crate::kubernetes::ClusterFeed;
+use crate::kubernetes::leases::DrainRequest;
 use crate::metrics::{self, Others};
 
 /// Most simultaneous answers; further ones wait. Each uses a core, and in a large cluster hundreds of megabytes.
@@ -61,6 +62,8 @@ pub(crate) struct ObserverInputs {
     pub(crate) feed: Option<ClusterFeed>,
     pub(crate) heartbeat: LoopHeartbeat,
     pub(crate) agent: Handle,
+    /// Where to leave wishes to drain this edge; `None` if it takes part in no election.
+    pub(crate) drains: Option<mpsc::UnboundedSender<DrainRequest>>,
     pub(crate) started: Instant,
     /// The start in seconds since 1970.
     pub(crate) started_at: u64,
@@ -103,6 +106,7 @@ impl Observer {
             Request::Which(flow) => return self.ask_agent(Question::Which(flow)).await,
             Request::Trace(packet) => return self.ask_agent(Question::Trace(packet)).await,
             Request::Config {} => return self.ask_agent(Question::Config).await,
+            Request::DrainEdge { drained } => return reply(self.drain(drained).await),
             Request::Detach {} => return self.ask_agent(Question::Detach).await,
             Request::Status {} => self.observe(|seen| reply(Ok(seen.status()))).await,
             Request::Services(of) => self.observe(move |seen| reply(seen.services(&of))).await,
@@ -111,6 +115,23 @@ impl Observer {
             Request::Drops {} => self.observe(|seen| reply(seen.drops())).await,
         };
         answered.unwrap_or_else(|| error_line("the answer broke off, see the log".to_owned()))
+    }
+
+    /// Has the election drain this edge, or end that.
+    async fn drain(&self, is_drained: bool) -> Result<(), String> {
+        let drains = self.inputs.drains.as_ref().ok_or(
+            "no other edge can take over: where addresses are announced without Kubernetes, the configuration of each \
+             machine says which it has",
+        )?;
+        let (written, outcome) = oneshot::channel();
+        let ending = "the agent is ending";
+        drains
+            .send(DrainRequest {
+                is_drained,
+                written,
+            })
+            .map_err(|_| ending)?;
+        outcome.await.map_err(|_| ending)?
     }
 
     async fn ask_agent(&self, question: Question) -> String {

@@ -167,11 +167,14 @@ impl Agent {
         let share = self.tables.announced();
         let (shown, to_show) = watch::channel(None);
         let (claims, to_claim) = mpsc::unbounded_channel();
+        let (drains, to_drain) = mpsc::unbounded_channel();
         let now = Instant::now();
         self.announcing.looked = Some(now);
         self.announcing.election = Some(ElectionEnds {
             shown,
             claims,
+            drains,
+            is_drained: false,
             share: share.clone(),
             assigned: OrdSet::new(),
             announcers: OrdMap::new(),
@@ -179,6 +182,7 @@ impl Agent {
         let heard = AgentSignals {
             shown: to_show,
             claims: to_claim,
+            drains: to_drain,
             heartbeat: self.publication.heartbeat.clone(),
         };
         (share, heard)
@@ -220,6 +224,7 @@ impl Agent {
             return;
         };
         election.share = result.addresses;
+        election.is_drained = result.is_drained;
         let now = Instant::now();
         for (item, outcome) in self.announce() {
             self.problems.note(now, item, outcome);

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 use crate::announce::Mac;
 use crate::chain::chain;
 use crate::desired::ServiceKey;
-use crate::kubernetes::leases::{Announceable, Claims, warn_of_strangers};
+use crate::kubernetes::leases::{Announceable, Claims, DrainRequest, warn_of_strangers};
 
 /// When an address is announced, after it is taken over. A neighbour may miss a frame. And an edge that has
 /// lost the API may know this one only because it keeps announcing ([`crate::announce::election::UNKNOWN_EDGE_DELAY`]).
@@ -57,6 +57,10 @@ pub(super) struct Announcing {
 pub(super) struct ElectionEnds {
     pub(super) shown: watch::Sender<Option<Announceable>>,
     pub(super) claims: mpsc::UnboundedSender<Claims>,
+    /// Where the observer leaves wishes to drain this edge.
+    pub(super) drains: mpsc::UnboundedSender<DrainRequest>,
+    /// Whether this edge is drained.
+    pub(super) is_drained: bool,
     /// Addresses that belong to this machine.
     pub(super) share: BTreeSet<IpAddr>,
     /// Addresses that were assigned to services.
@@ -75,6 +79,20 @@ impl Announcing {
             election.assigned = assigned;
             election.announcers = announcers;
         }
+    }
+
+    /// Returns where wishes to drain this edge go; `None` without an election.
+    pub(super) fn drains(&self) -> Option<mpsc::UnboundedSender<DrainRequest>> {
+        self.election
+            .as_ref()
+            .map(|election| election.drains.clone())
+    }
+
+    /// Returns whether this edge is drained.
+    pub(super) fn is_drained(&self) -> bool {
+        self.election
+            .as_ref()
+            .is_some_and(|election| election.is_drained)
     }
 
     /// Returns how long until something is to be sent or looked for.

@@ -49,6 +49,8 @@ pub(crate) struct View {
     pub(crate) announce_links: Vec<String>,
     /// The announced addresses.
     pub(crate) announced: Arc<BTreeSet<IpAddr>>,
+    /// Whether this edge is drained: it hands its addresses over.
+    pub(crate) is_drained: bool,
     /// What could not be applied.
     pub(crate) problems: Problems,
     pub(crate) not_made: NotMade,
@@ -135,6 +137,7 @@ impl Agent {
             egress_programs: self.attachments.running_egress(),
             announce_links,
             announced,
+            is_drained: self.announcing.is_drained(),
             problems: self.problems.clone(),
             not_made: self.health_checks.not_made,
             warnings: warnings.chain(self.next_hops.warning()).cloned().collect(),

@@ -27,6 +27,8 @@ pub struct Edge {
     pub addresses: BTreeSet<IpAddr>,
     /// A text that changes with every renewal.
     pub renewal: String,
+    /// Whether it hands its addresses over to others; see [`super::election`].
+    pub is_drained: bool,
 }
 
 /// The edges that may announce an address.
@@ -58,4 +60,6 @@ pub struct ElectionResult {
     pub again: BTreeSet<IpAddr>,
     /// Machines that are no edges and announced one of the addresses. Each is reported once.
     pub strangers: Vec<(IpAddr, Mac)>,
+    /// Whether this edge is drained.
+    pub is_drained: bool,
 }

@@ -16,6 +16,9 @@
 //! announcement by one of its own. Two edges may announce the same address for a moment: both forward its
 //! packets.
 //!
+//! A drained edge says so in its Lease and renews it no more. The others share out its addresses at once. It keeps
+//! each until it hears another edge announce it, however long that takes: so no packet is lost.
+//!
 //! Edges of the previous version have their Leases in another namespace ([`LeaseNamespace::Shared`]) and see no
 //! others.
 //! While such an edge is alive, it keeps what would be its share among edges of its version.
@@ -172,6 +175,12 @@ impl Election {
             .retain(|(of, name), _| *of != namespace || edges.contains(name));
     }
 
+    /// Returns whether this edge is drained.
+    pub fn is_drained(&self) -> bool {
+        let own = self.edges.get(&(LeaseNamespace::Own, self.name.clone()));
+        own.is_some_and(|seen| seen.edge.is_drained)
+    }
+
     /// Returns the number of edges that have a Lease, including this one.
     pub fn edges(&self) -> usize {
         self.edges.len()
@@ -216,7 +225,10 @@ impl Election {
         if let Some(wanted) = &self.wanted {
             self.held.retain(|address, _| wanted.contains_key(address));
         }
-        let mut result = ElectionResult::default();
+        let mut result = ElectionResult {
+            is_drained: self.is_drained(),
+            ..ElectionResult::default()
+        };
         let (claimed, disputed) = self.judge_claims(&mut result.strangers, now);
         let is_judged = match (self.eligible, &self.wanted) {
             (Some(true), Some(_)) => self.is_settled(now),
@@ -323,7 +335,7 @@ impl Election {
     fn share_out(&mut self, now: Instant) {
         let others = self.edges.iter().filter(|(key, _)| !self.is_own(key));
         let mut live: Live = others
-            .filter(|(_, seen)| self.is_alive(seen, now))
+            .filter(|(_, seen)| !seen.edge.is_drained && self.is_alive(seen, now))
             .map(|(key, seen)| (key.clone(), seen.edge.addresses.clone()))
             .collect();
         let own = (LeaseNamespace::Own, self.name.clone());
@@ -367,16 +379,16 @@ impl Election {
             let held = self.held.entry(*address).or_default();
             held.release = None;
         }
+        let is_drained = self.is_drained();
         for (address, held) in &mut self.held {
             if !self.share.contains(address) {
                 held.defend = None;
-                let delay = if claimed.contains(address) {
-                    Duration::ZERO
-                } else {
-                    HANDOVER_TIMEOUT
+                let release = match claimed.contains(address) {
+                    true => Some(now),
+                    false if is_drained => None,
+                    false => Some(now + HANDOVER_TIMEOUT),
                 };
-                let release = now + delay;
-                held.release = Some(held.release.map_or(release, |at| at.min(release)));
+                held.release = held.release.into_iter().chain(release).min();
             }
         }
     }

@@ -82,6 +82,8 @@ pub struct Announced {
     pub interfaces: Vec<String>,
     /// The addresses.
     pub addresses: Vec<IpAddr>,
+    /// Whether this edge is drained: it hands these addresses over, and gets no others.
+    pub drained: bool,
 }
 
 /// The last source from which IP-in-IP was refused.

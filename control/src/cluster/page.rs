@@ -91,6 +91,7 @@ fn state(status: &Status) -> String {
         return "NOT ATTACHED".to_owned();
     }
     match status.problems.len() {
+        0 if status.announced.drained => "drained".to_owned(),
         0 => "ok".to_owned(),
         1 => "1 problem".to_owned(),
         several => format!("{several} problems"),

@@ -21,12 +21,12 @@ use futures_util::StreamExt;
 use futures_util::stream::select_all;
 use kube::api::ListParams;
 use kube::{Api, Client};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 pub(crate) use self::format::{LABEL, LABEL_VALUE};
 use self::format::{LEASE_PREFIX, LeaseContent, edge_of};
 use self::own_node::OwnNode;
-use self::renewal::renew;
+use self::renewal::{renew, write_drained};
 use super::list_watch::{Event, WatchError, list_watch, list_watch_with};
 use super::request_errors::{Purpose, RequestErrors};
 use super::schema::{Lease, NodeMetadata};
@@ -100,6 +100,17 @@ pub struct AgentSignals {
     pub claims: mpsc::UnboundedReceiver<Claims>,
     /// Shows whether the agent's loop runs.
     pub heartbeat: LoopHeartbeat,
+    /// Wishes to drain this edge, or to end that.
+    pub drains: mpsc::UnboundedReceiver<DrainRequest>,
+}
+
+/// A wish to drain this edge, or to end that. Its Lease says so from then on, also to the agent's next start.
+#[derive(Debug)]
+pub struct DrainRequest {
+    /// Whether the edge should be drained.
+    pub is_drained: bool,
+    /// Gets the outcome once the Lease is written, or why it is not.
+    pub written: oneshot::Sender<Result<(), String>>,
 }
 
 /// Announcements by other machines of addresses that this machine announces too.
@@ -182,14 +193,14 @@ pub async fn follow(
     let mut node = OwnNode::default();
     let (renewals, to_renew) = watch::channel(None);
     let mut renewing = pin!(renew(
-        leases,
+        leases.clone(),
         candidate.name.clone(),
         to_renew,
         signals.heartbeat,
         request_errors.clone()
     ));
     let mut election = Election::new(candidate.name.clone(), announced.clone());
-    let mut told = announced;
+    let (mut told, mut is_drained) = (announced, false);
     let mut crowd = Crowd::default();
     signals.shown.mark_changed();
     loop {
@@ -213,6 +224,14 @@ pub async fn follow(
                     election.want(shown.wanted.clone());
                 }
             }
+            Some(asked) = signals.drains.recv() => {
+                let (leases, edge) = (leases.clone(), candidate.name.clone());
+                tokio::spawn(async move {
+                    let written = write_drained(&leases, &edge, asked.is_drained).await;
+                    // This fails only if nobody waits for the outcome any more.
+                    let _ = asked.written.send(written);
+                });
+            }
             // A watch that failed restarts by itself.
             Some((namespace, event)) = events.next() => if let Ok(event) = event {
                 take(&mut election, namespace, event);
@@ -227,7 +246,7 @@ pub async fn follow(
         if let Some(shown) = &*signals.shown.borrow()
             && let Some(labels) = node.labels()
         {
-            let may_announce = shown.may_announce(labels);
+            let may_announce = shown.may_announce(labels) && !election.is_drained();
             election.set_eligible(may_announce);
             let renewal = may_announce.then(|| LeaseContent {
                 addresses: shown.node_addresses.clone(),
@@ -238,7 +257,8 @@ pub async fn follow(
         }
         let result = election.step(Instant::now());
         warn_of_strangers(&result.strangers);
-        if result.addresses != told || !result.again.is_empty() {
+        let was_drained = std::mem::replace(&mut is_drained, result.is_drained);
+        if result.addresses != told || !result.again.is_empty() || is_drained != was_drained {
             told.clone_from(&result.addresses);
             tell(result);
         }

@@ -33,6 +33,7 @@ impl Observation<'_> {
             announced: Announced {
                 interfaces: view.announce_links.clone(),
                 addresses: view.announced.iter().copied().collect(),
+                drained: view.is_drained,
             },
             tables: self.fill(),
             next_hops,

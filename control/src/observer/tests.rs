@@ -53,6 +53,7 @@ impl World {
             feed: None,
             heartbeat: LoopHeartbeat::new(Instant::now()),
             agent: Handle::new(commands, waker),
+            drains: None,
             started: Instant::now(),
             started_at: 0,
             others: Mutex::default(),

@@ -15,10 +15,11 @@ use lab::{
     Cidr, Machine, Namespace, Route, Stopwatch, Topology, kubernetes::ControlPlane, output, vip_v4,
     vip_v6, wait_for,
 };
+use serde_json::json;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use crate::support::{Flow, Protocol, Service};
+use crate::support::{Flow, Protocol, Service, Traffic, guideway};
 use crate::world::{World, at};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -68,6 +69,7 @@ impl Member {
             shown: to_show,
             claims: to_claim,
             heartbeat: heartbeat.clone(),
+            drains: mpsc::unbounded_channel().1,
         };
         let beating = tokio::spawn(async move {
             loop {
@@ -374,6 +376,67 @@ fn clients_reach_another_edge_within_three_seconds_of_the_loss_of_one() {
     }
     eprintln!("answered by another edge after {:?}", since.elapsed());
     assert!(since.is_within(FAILOVER));
+}
+
+#[test]
+fn edge_that_is_drained_before_it_goes_loses_no_request() {
+    const ROUNDS: u64 = 20;
+    let net = Topology::builder()
+        .edges(2)
+        .nodes(1)
+        .pods(1)
+        .build()
+        .unwrap();
+    let addresses: Vec<IpAddr> = (1..=4)
+        .flat_map(|number| [vip_v4(number).into(), vip_v6(number).into()])
+        .collect();
+    let mut world = World::announced_by_edges(&net, net.edges().iter().chain(net.nodes()));
+    expect_on_link(&net, &addresses);
+    world.balance(&addresses);
+    let pods: Vec<&Machine> = net.pods().collect();
+    world.endpoints(&[(pods[0], true)]);
+    let ways: Vec<Service> = addresses
+        .iter()
+        .map(|address| at(*address, 80, Protocol::Udp))
+        .collect();
+    world.wait_for_pods(&ways, &pods);
+
+    let mut edges = world.agents.iter_mut().take(net.edges().len());
+    let leaving = edges.find(|agent| is_at(&net, addresses[0], agent.machine()));
+    let leaving = leaving.expect("one of the edges has the address");
+    let traffic = Traffic::over(Flow::open_many(&net.clients()[0], &ways, 2));
+    traffic.wait_for_rounds(ROUNDS);
+    let tell = |machine: &Machine, what: &str| {
+        output(&mut guideway().command(machine.namespace(), &[what])).unwrap()
+    };
+    let told = tell(leaving.machine(), "drain-edge");
+    assert!(
+        told.starts_with("drained: other edges announce the "),
+        "{told}"
+    );
+    traffic.wait_for_rounds(ROUNDS);
+
+    // It stays drained when its agent starts again.
+    leaving.restart();
+    leaving.wait_until_in_step();
+    leaving.wait_for_status("drained", |status| status["announced"]["drained"] == true);
+    tell(leaving.machine(), "undrain-edge");
+    leaving.wait_for_status("has addresses again", |status| {
+        status["announced"]["drained"] == false && status["announced"]["addresses"] != json!([])
+    });
+    wait_for("the router knows", TIMEOUT, || {
+        let is_back = addresses
+            .iter()
+            .any(|one| is_at(&net, *one, leaving.machine()));
+        is_back.then_some(()).ok_or("not yet")
+    })
+    .unwrap();
+
+    tell(leaving.machine(), "drain-edge");
+    leaving.kill();
+    leaving.machine().link().unwrap().set_down().unwrap();
+    traffic.wait_for_rounds(ROUNDS);
+    traffic.stop_unharmed();
 }
 
 #[test]

@@ -20,6 +20,9 @@ struct Member {
     again: usize,
     runs: bool,
     reaches_api: bool,
+    is_drained: bool,
+    /// What its Lease says of that.
+    said: bool,
     renewals: u32,
     addresses: BTreeSet<IpAddr>,
 }
@@ -65,6 +68,8 @@ impl World {
             again: 0,
             runs: true,
             reaches_api: true,
+            is_drained: false,
+            said: false,
             renewals: 0,
             addresses: BTreeSet::new(),
         };
@@ -73,6 +78,12 @@ impl World {
 
     fn edge(&mut self, name: &str) -> &mut Member {
         self.edges.get_mut(name).unwrap()
+    }
+
+    fn drain(&mut self, name: &str, is_drained: bool) {
+        let member = self.edge(name);
+        member.is_drained = is_drained;
+        member.election.set_eligible(!is_drained);
     }
 
     fn want(&mut self, wanted: BTreeMap<IpAddr, Candidates>) {
@@ -88,7 +99,11 @@ impl World {
         self.ticks += 1;
         let mut leases = Vec::new();
         for (place, (name, member)) in (0..).zip(&mut self.edges) {
-            if member.runs && member.reaches_api && (self.ticks + place).is_multiple_of(7) {
+            // A drained edge writes its Lease once more, and renews it no more.
+            let is_said = member.said == member.is_drained;
+            let renews = !member.is_drained && (self.ticks + place).is_multiple_of(7);
+            if member.runs && member.reaches_api && (renews || !is_said) {
+                member.said = member.is_drained;
                 member.renewals += 1;
                 leases.push(Edge {
                     name: name.clone(),
@@ -96,6 +111,7 @@ impl World {
                     macs: member.macs.clone(),
                     addresses: member.addresses.clone(),
                     renewal: member.renewals.to_string(),
+                    is_drained: member.is_drained,
                 });
             }
         }
@@ -176,6 +192,44 @@ fn each_address_is_announced_by_one_edge() {
     for member in world.edges.values() {
         assert!(member.holds.len() > 8, "{:?}", member.holds);
     }
+}
+
+#[test]
+fn drained_edge_keeps_each_address_until_another_one_announces_it() {
+    let mut world = World::new(&["a", "b", "c"], 60);
+    world.pass(SETTLED);
+    world.drain("b", true);
+    for _ in 0..5 {
+        world.tick();
+        for address in addresses(60) {
+            assert!(!world.holders(address).is_empty(), "{address} is lost");
+        }
+    }
+    assert_eq!(
+        world.edge("b").holds,
+        BTreeSet::new(),
+        "without a wait for its Lease to run out"
+    );
+    world.pass(SETTLED);
+    world.expect_one_holder_each();
+
+    world.drain("b", false);
+    world.pass(2 * SETTLED);
+    world.expect_one_holder_each();
+    assert!(world.edge("b").holds.len() > 8);
+}
+
+#[test]
+fn drained_edge_that_is_alone_keeps_its_addresses() {
+    let mut world = World::new(&["a"], 5);
+    world.pass(SETTLED);
+    world.drain("a", true);
+    world.pass(10 * SETTLED);
+    assert_eq!(world.edge("a").holds, addresses(5));
+    world.add("b", BTreeSet::new());
+    world.pass(2 * SETTLED);
+    assert_eq!(world.edge("b").holds, addresses(5));
+    assert_eq!(world.edge("a").holds, BTreeSet::new());
 }
 
 #[test]
@@ -307,6 +361,7 @@ fn stale_lease_of_an_earlier_life_proves_nothing() {
         macs: BTreeSet::new(),
         addresses: BTreeSet::new(),
         renewal: renewal.to_owned(),
+        is_drained: false,
     };
     election.see(lease("old"), now);
     assert!(!election.is_settled(now + API_RECOVERY));
@@ -343,6 +398,7 @@ fn clocks_in_leases_do_not_matter() {
                 macs: BTreeSet::new(),
                 addresses: BTreeSet::new(),
                 renewal: format!("{year}-01-01T00:00:00.000000Z"),
+                is_drained: false,
             };
             election.see(edge, now);
         }
@@ -583,6 +639,7 @@ fn what_an_older_version_leaves_behind_makes_no_stranger_an_edge() {
                     macs: BTreeSet::clone(&macs),
                     addresses: BTreeSet::new(),
                     renewal: "left".to_owned(),
+                    is_drained: false,
                 };
                 member.election.see(edge, now);
             }

@@ -97,8 +97,12 @@ fn cluster(kubernetes: &Kubernetes) -> String {
 
 /// Formats the addresses for which neighbours are answered.
 fn announced(announced: &Announced) -> String {
+    let drained = match announced.drained {
+        true => "\nDRAINED: other edges get its addresses, until `guideway undrain-edge`\n",
+        false => "",
+    };
     if announced.addresses.is_empty() {
-        return String::new();
+        return drained.to_owned();
     }
     let on = match announced.interfaces.as_slice() {
         [] => "NOWHERE: see PROBLEMS".to_owned(),
@@ -106,7 +110,7 @@ fn announced(announced: &Announced) -> String {
     };
     let addresses: Vec<String> = announced.addresses.iter().map(IpAddr::to_string).collect();
     format!(
-        "\nannounced {on}: {} addresses\n{}",
+        "{drained}\nannounced {on}: {} addresses\n{}",
         addresses.len(),
         first_notes(addresses.iter())
     )

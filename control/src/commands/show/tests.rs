@@ -323,6 +323,7 @@ fn status_fits_80_columns_and_names_what_is_wrong() {
         announced: Announced {
             interfaces: vec!["eth0".to_owned()],
             addresses: (1..13).map(|n| [192, 0, 2, n].into()).collect(),
+            drained: true,
         },
         services: 1,
         health: Health {

@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::api::ObjectMeta;
+use serde_json::{Value, json};
 
 use crate::announce::election::LEASE_DURATION;
 use crate::announce::{Edge, LeaseNamespace, Mac};
@@ -22,6 +23,8 @@ pub(crate) const LABEL_VALUE: &str = "edge";
 const ADDRESSES: &str = "guideway.dev/node-addresses";
 /// Annotation with the MACs by which the edge announces addresses, separated by commas.
 const MACS: &str = "guideway.dev/macs";
+/// Annotation of an edge that hands its addresses over, and gets none until it is removed.
+const DRAINED: &str = "guideway.dev/drained";
 
 /// The content of this edge's Lease.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,7 +52,17 @@ pub(super) fn edge_of(namespace: LeaseNamespace, lease: &Lease) -> Option<Edge> 
         addresses: listed_in(lease, ADDRESSES),
         // Every write changes the resource version, whatever the writer's clock says.
         renewal: lease.resource_version()?,
+        is_drained: lease
+            .annotations()
+            .get(DRAINED)
+            .is_some_and(|it| it == "true"),
     })
+}
+
+/// Returns the merge patch by which an edge's Lease says that the edge is drained, or is no longer.
+pub(super) fn drain_patch(is_drained: bool) -> Value {
+    let value = is_drained.then_some("true");
+    json!({"metadata": {"annotations": {DRAINED: value}}})
 }
 
 /// Reads the values of an annotation that can be read; leaves out the others.

@@ -8,7 +8,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use tokio::sync::watch;
 
-use super::format::{LeaseContent, lease};
+use super::format::{LeaseContent, drain_patch, lease, lease_name};
 use crate::announce::LoopHeartbeat;
 use crate::announce::election::RENEWAL_PERIOD;
 use crate::chain::chain;
@@ -21,6 +21,8 @@ const RENEWAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// change takes. It must also be short enough for another edge to take over when this one stops answering,
 /// [`xdp_prog::abi::ANNOUNCE_NS`] after the same sign of life.
 const FRESH: Duration = Duration::from_millis(500);
+/// How long the API server may take to write that an edge is drained.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause between two looks at a loop that shows no sign of life.
 const FRESH_PAUSE: Duration = Duration::from_millis(50);
 
@@ -61,6 +63,28 @@ pub(super) async fn renew(
 pub(super) fn renewal_time(last: Timestamp, now: Timestamp) -> Timestamp {
     let microsecond = Duration::from_micros(1);
     now.max(last.saturating_add(microsecond).unwrap_or(last))
+}
+
+/// Writes into an edge's Lease that the edge is drained, or is no longer. The error is a line for people.
+pub(super) async fn write_drained(
+    leases: &Api<Lease>,
+    edge: &str,
+    is_drained: bool,
+) -> Result<(), String> {
+    let name = lease_name(edge);
+    let (params, patch) = (
+        PatchParams::default(),
+        Patch::Merge(drain_patch(is_drained)),
+    );
+    let written = leases.patch(&name, &params, &patch);
+    match tokio::time::timeout(DRAIN_TIMEOUT, written).await {
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(kube::Error::Api(status))) if status.is_not_found() => Err(format!(
+            "there is no Lease {name}: this edge takes no part in announcing addresses"
+        )),
+        Ok(Err(error)) => Err(format!("cannot write the Lease {name}: {}", chain(&error))),
+        Err(_) => Err("the API server does not answer".to_owned()),
+    }
 }
 
 async fn renew_once(

@@ -6,4 +6,5 @@
 pub mod control;
 pub mod datapath;
 pub mod host;
+pub mod probe;
 pub mod stats;

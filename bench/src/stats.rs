@@ -57,13 +57,22 @@ pub fn percentile(rounds: &[f64], share: f64) -> f64 {
 /// `quantity` gets the indices of the rounds to use. All measurements of a round stay together in every
 /// resample. So noise that all systems of a round share cancels out in ratios and differences.
 pub fn bootstrap(rounds: usize, quantity: impl Fn(&[usize]) -> f64) -> Estimate {
-    let all: Vec<usize> = (0..rounds).collect();
-    let value = quantity(&all);
-    let mut random = SplitMix64(1);
+    bootstrap_two([rounds, 0], |[sample, _]| quantity(sample))
+}
+
+/// Estimates a quantity from the rounds of two runs, as [`bootstrap`] does from those of one. The runs are resampled
+/// independently of each other.
+pub fn bootstrap_two(rounds: [usize; 2], quantity: impl Fn([&[usize]; 2]) -> f64) -> Estimate {
+    let all = rounds.map(|rounds| (0..rounds).collect::<Vec<usize>>());
+    let value = quantity([&all[0], &all[1]]);
+    let mut random = SplitMix64::new(1);
     let resampled: Vec<f64> = (0..RESAMPLES)
         .map(|_| {
-            let sample: Vec<usize> = (0..rounds).map(|_| random.below(rounds)).collect();
-            quantity(&sample)
+            let samples = rounds.map(|rounds| {
+                let sample = (0..rounds).map(|_| random.below(rounds));
+                sample.collect::<Vec<usize>>()
+            });
+            quantity([&samples[0], &samples[1]])
         })
         .collect();
     let resampled = sorted(&resampled);
@@ -97,14 +106,26 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
 }
 
 /// A small random generator with a fixed seed, so that the same rounds give the same interval.
-struct SplitMix64(u64);
+#[derive(Debug)]
+pub(crate) struct SplitMix64(u64);
 
 impl SplitMix64 {
-    fn below(&mut self, bound: usize) -> usize {
+    /// Starts the sequence of a seed.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Returns 64 random bits.
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let high = (u128::from(mixed ^ (mixed >> 31)) * bound as u128) >> 64;
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Returns a random number below `bound`.
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        let high = (u128::from(self.next()) * bound as u128) >> 64;
         usize::try_from(high).expect("the product's high half is below the bound")
     }
 }

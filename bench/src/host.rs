@@ -58,6 +58,13 @@ fn date(now: Timespec) -> String {
     format!("{year:04}-{month:02}-{day:02}")
 }
 
+/// Returns a clock reading in UTC as of RFC 3339, to the second.
+pub fn rfc3339(now: Timespec) -> String {
+    let second = now.tv_sec.rem_euclid(86_400);
+    let (hour, minute) = (second / 3_600, second / 60 % 60);
+    format!("{}T{hour:02}:{minute:02}:{:02}Z", date(now), second % 60)
+}
+
 /// Checks that no setting of the machine falsifies the figures.
 ///
 /// # Errors
@@ -292,6 +299,11 @@ mod tests {
             };
             assert_eq!(date(now), expected);
         }
+        let now = Timespec {
+            tv_sec: 1_795_219_199,
+            tv_nsec: 0,
+        };
+        assert_eq!(rfc3339(now), "2026-11-20T23:59:59Z");
     }
 
     #[test]

@@ -5,6 +5,9 @@
 
 pub mod control;
 pub mod datapath;
+pub mod environment;
 pub mod host;
 pub mod probe;
+pub mod result;
+pub mod scenario;
 pub mod stats;

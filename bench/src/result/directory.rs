@@ -1,0 +1,395 @@
+//! The directory of a result: written after each round, read and checked whole.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    Comparability, Interval, Run, SCHEMA_VERSION, Stream, figures, merge, model::Trial, read_log,
+    write_csv, write_hgrm, write_log,
+};
+use crate::environment;
+
+/// Name of the file with everything but the histograms.
+const JSON: &str = "result.json";
+
+/// The intervals of each stream of a series.
+pub type Streams = BTreeMap<Stream, Vec<Interval>>;
+
+/// Why a result cannot be written, read or trusted.
+#[derive(Debug, thiserror::Error)]
+pub enum ResultError {
+    /// A file cannot be read or written.
+    #[error("cannot {action} {}", path.display())]
+    File {
+        /// What was attempted.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// The result is of another version of the format.
+    #[error(
+        "result.json has schema_version {found}, this program reads {SCHEMA_VERSION}: use the guideway-bench that wrote it"
+    )]
+    Version {
+        /// The version that was found.
+        found: String,
+    },
+    /// `result.json` does not have the form of its schema.
+    #[error("result.json is cut off or has another form than its schema: {reason}")]
+    Form {
+        /// The parser's message, with line and column.
+        reason: String,
+    },
+    /// A file of histograms cannot be used.
+    #[error("{file}: {reason}")]
+    Histogram {
+        /// The file.
+        file: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Something was changed after it was measured.
+    #[error("{what} does not agree with the measured data: {details}")]
+    Edited {
+        /// The figure or file.
+        what: String,
+        /// What is there, and what should be.
+        details: String,
+    },
+}
+
+/// Returns the SHA-256 of bytes in hexadecimal.
+pub fn digest(bytes: &[u8]) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
+    digest
+        .as_ref()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+/// A result with its files.
+#[derive(Clone, Debug)]
+pub struct Files {
+    /// What `result.json` says.
+    pub run: Run,
+    /// `result.json` as written.
+    pub json: String,
+    /// The interval logs as written, by name.
+    pub logs: BTreeMap<String, String>,
+    /// The intervals of each series.
+    pub series: BTreeMap<String, Streams>,
+}
+
+/// Returns the name of a stream's file, without its ending.
+fn stem(series: &str, stream: Stream) -> String {
+    format!("{series}.{}", stream.name())
+}
+
+impl Files {
+    /// Computes all figures of a run from its histograms, and makes its files.
+    ///
+    /// # Errors
+    ///
+    /// When a histogram cannot be encoded.
+    pub fn make(
+        mut run: Run,
+        started: f64,
+        series: BTreeMap<String, Streams>,
+    ) -> Result<Self, ResultError> {
+        let mut logs = BTreeMap::new();
+        run.files.clear();
+        for (name, streams) in &series {
+            for (&stream, intervals) in streams {
+                let log = write_log(name, stream, started, intervals)?;
+                let file = stem(name, stream) + ".hlog";
+                run.files.insert(file.clone(), digest(log.as_bytes()));
+                logs.insert(file, log);
+            }
+        }
+        // The log has milliseconds: figures are those of what is read back.
+        let series = read_series(&run, &logs)?;
+        compute(&mut run, &series);
+        let mut json = serde_json::to_string_pretty(&run).map_err(|error| ResultError::Form {
+            reason: error.to_string(),
+        })?;
+        json.push('\n');
+        Ok(Self {
+            run,
+            json,
+            logs,
+            series,
+        })
+    }
+
+    /// Writes the directory. Every file is replaced whole, `result.json` last.
+    ///
+    /// # Errors
+    ///
+    /// When a file cannot be written.
+    pub fn write(&self, directory: &Path) -> Result<(), ResultError> {
+        fs::create_dir_all(directory).map_err(failed("create", directory))?;
+        for (name, log) in &self.logs {
+            replace(&directory.join(name), log)?;
+        }
+        for (name, streams) in &self.series {
+            for (&stream, intervals) in streams {
+                let all = merge(intervals.iter().map(|interval| &interval.histogram));
+                let stem = stem(name, stream);
+                replace(&directory.join(format!("{stem}.hgrm")), &write_hgrm(&all))?;
+                replace(&directory.join(format!("{stem}.csv")), &write_csv(&all))?;
+            }
+        }
+        replace(&directory.join(JSON), &self.json)
+    }
+
+    /// Reads a directory and checks it.
+    ///
+    /// # Errors
+    ///
+    /// When a file is missing, damaged, of another version or edited.
+    pub fn read(directory: &Path) -> Result<Self, ResultError> {
+        let read = |name: &str| {
+            let path = directory.join(name);
+            fs::read_to_string(&path).map_err(failed("read", &path))
+        };
+        let json = read(JSON)?;
+        let run = parse(&json)?;
+        let logs = run.files.keys().map(|name| Ok((name.clone(), read(name)?)));
+        let logs = logs.collect::<Result<_, ResultError>>()?;
+        Self::of_texts(json, logs)
+    }
+
+    /// Takes a result from the texts of its files and checks it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Files::read`].
+    pub fn of_texts(json: String, logs: BTreeMap<String, String>) -> Result<Self, ResultError> {
+        let run = parse(&json)?;
+        check_digests(&run, &logs)?;
+        let series = read_series(&run, &logs)?;
+        let files = Self {
+            run,
+            json,
+            logs,
+            series,
+        };
+        files.check()?;
+        Ok(files)
+    }
+
+    /// Computes every figure again and compares.
+    fn check(&self) -> Result<(), ResultError> {
+        for series in &self.run.series {
+            for trial in &series.trials {
+                let name = format!("round {} of {}", trial.round, series.name);
+                check_tally(&name, trial)?;
+                let of_round = |stream| -> u64 {
+                    let intervals = self.series[&series.name][&stream].iter();
+                    let own = intervals.filter(|interval| interval.round == trial.round);
+                    own.map(|interval| interval.histogram.len()).sum()
+                };
+                expect(
+                    &name,
+                    "round trips",
+                    of_round(Stream::RoundTrip),
+                    trial.tally.received,
+                )?;
+                let uncorrected = of_round(Stream::RoundTripUncorrected);
+                expect(&name, "uncorrected", uncorrected, trial.tally.received)?;
+                expect(
+                    &name,
+                    "requests",
+                    of_round(Stream::Lateness),
+                    trial.tally.sent,
+                )?;
+            }
+        }
+        let mut computed = self.run.clone();
+        compute(&mut computed, &self.series);
+        for (own, right) in self.run.series.iter().zip(&computed.series) {
+            compare(&own.name, &own.figures, &right.figures)?;
+            for (own_trial, right) in own.trials.iter().zip(&right.trials) {
+                let what = format!("round {} of {}", own_trial.round, own.name);
+                compare(&what, &own_trial.figures, &right.figures)?;
+                compare(&what, &own_trial.doubts, &right.doubts)?;
+            }
+        }
+        compare(
+            "the comparability",
+            &self.run.comparability,
+            &computed.comparability,
+        )
+    }
+}
+
+/// Fills in whatever follows from the rest.
+fn compute(run: &mut Run, series: &BTreeMap<String, Streams>) {
+    for one in &mut run.series {
+        let streams = &series[&one.name];
+        let mut unanswered = 0;
+        for trial in &mut one.trials {
+            let without = trial.tally.sent.saturating_sub(trial.tally.received);
+            unanswered += without;
+            trial.figures = figures(streams, Some(trial.round), without);
+            trial.doubts = doubts(trial, streams);
+        }
+        one.figures = figures(streams, None, unanswered);
+    }
+    run.comparability = Comparability::of(environment::comparable(&run.environment, &run.scenario));
+}
+
+/// A request is late from here on, in nanoseconds.
+const LATE_NS: u64 = 1_000_000;
+/// Share of late requests from which the latencies of a trial are doubtful.
+const LATE_SHARE: f64 = 0.001;
+
+/// Returns what makes the latencies of a trial doubtful.
+fn doubts(trial: &Trial, streams: &Streams) -> Vec<String> {
+    let mut doubts = Vec::new();
+    let tally = trial.tally;
+    if tally.sent < tally.offered {
+        let unsent = tally.offered - tally.sent;
+        doubts.push(format!(
+            "{unsent} of {} requests could not be sent",
+            tally.offered
+        ));
+    }
+    let own = streams[&Stream::Lateness].iter();
+    let own = own.filter(|interval| interval.round == trial.round);
+    let late: u64 = own
+        .map(|interval| interval.histogram.count_between(LATE_NS, u64::MAX))
+        .sum();
+    if late as f64 > LATE_SHARE * tally.sent as f64 {
+        doubts.push(format!(
+            "{late} of {} requests were sent more than 1 ms late, which their latency includes",
+            tally.sent
+        ));
+    }
+    doubts
+}
+
+fn read_series(
+    run: &Run,
+    logs: &BTreeMap<String, String>,
+) -> Result<BTreeMap<String, Streams>, ResultError> {
+    let mut all = BTreeMap::new();
+    for series in &run.series {
+        let mut streams = Streams::new();
+        for stream in Stream::ALL {
+            let file = stem(&series.name, stream) + ".hlog";
+            let log = logs.get(&file).ok_or_else(|| ResultError::Histogram {
+                file: file.clone(),
+                reason: "it is missing".to_owned(),
+            })?;
+            streams.insert(stream, read_log(&file, log)?);
+        }
+        all.insert(series.name.clone(), streams);
+    }
+    Ok(all)
+}
+
+fn parse(json: &str) -> Result<Run, ResultError> {
+    let form = |error: serde_json::Error| ResultError::Form {
+        reason: error.to_string(),
+    };
+    let value: serde_json::Value = serde_json::from_str(json).map_err(form)?;
+    let found = &value["schema_version"];
+    if *found != SCHEMA_VERSION {
+        return Err(ResultError::Version {
+            found: found.to_string(),
+        });
+    }
+    // From the text once more: errors name line and column.
+    serde_json::from_str(json).map_err(form)
+}
+
+fn check_digests(run: &Run, logs: &BTreeMap<String, String>) -> Result<(), ResultError> {
+    for (name, expected) in &run.files {
+        let log = logs.get(name).map(|log| digest(log.as_bytes()));
+        if log.as_ref() != Some(expected) {
+            return Err(ResultError::Edited {
+                what: name.clone(),
+                details: format!(
+                    "its SHA-256 is {}, result.json says {expected}",
+                    log.as_deref().unwrap_or("absent")
+                ),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn check_tally(what: &str, trial: &Trial) -> Result<(), ResultError> {
+    let tally = trial.tally;
+    let accounted = tally.received + tally.lost;
+    let holds = tally.sent <= tally.offered
+        && accounted <= tally.sent
+        && tally.sent <= accounted + tally.corrupt
+        && trial.shares.iter().sum::<u64>() == tally.received;
+    if holds {
+        return Ok(());
+    }
+    Err(ResultError::Edited {
+        what: what.to_owned(),
+        details: format!("probes sent, received and lost do not add up: {tally:?}"),
+    })
+}
+
+fn expect(what: &str, of: &str, histogram: u64, tally: u64) -> Result<(), ResultError> {
+    if histogram == tally {
+        return Ok(());
+    }
+    Err(ResultError::Edited {
+        what: what.to_owned(),
+        details: format!("{histogram} {of} are in the histograms, {tally} were counted"),
+    })
+}
+
+/// Compares a written part with what it should be, as JSON: both have gone through the same text.
+fn compare<T: serde::Serialize>(what: &str, own: &T, right: &T) -> Result<(), ResultError> {
+    let text = |part: &T| serde_json::to_string(part).unwrap_or_default();
+    let (own, right) = (text(own), text(right));
+    if own == right {
+        return Ok(());
+    }
+    let place = own
+        .bytes()
+        .zip(right.bytes())
+        .take_while(|(a, b)| a == b)
+        .count();
+    let excerpt = |text: &str| -> String {
+        let start = place.saturating_sub(24);
+        text.chars().skip(start).take(64).collect()
+    };
+    Err(ResultError::Edited {
+        what: what.to_owned(),
+        details: format!(
+            "...{}... should be ...{}...",
+            excerpt(&own),
+            excerpt(&right)
+        ),
+    })
+}
+
+fn replace(path: &Path, content: &str) -> Result<(), ResultError> {
+    let draft = path.with_added_extension("draft");
+    fs::write(&draft, content).map_err(failed("write", &draft))?;
+    fs::rename(&draft, path).map_err(failed("write", path))
+}
+
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ResultError {
+    let path = path.to_owned();
+    move |source| ResultError::File {
+        action,
+        path,
+        source,
+    }
+}

@@ -1,0 +1,247 @@
+//! What `result.json` holds.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Distribution, digest, distribution::merge, log::Interval};
+use crate::{probe::Tally, scenario::Load, scenario::Scenario};
+
+/// Version of the format. A result of another version is refused, because its fields may mean something else.
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// A run of a scenario: what was asked for, where it ran and what was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    /// Version of this format.
+    pub schema_version: u32,
+    /// The program that measured.
+    pub tool: Tool,
+    /// The command that repeats the run, with the scenario in a file of this name.
+    pub command: String,
+    /// Begin of the run, in UTC (RFC 3339).
+    pub started: String,
+    /// End of the last round, in UTC (RFC 3339).
+    pub ended: String,
+    /// Whether the run ended before its last round.
+    pub interrupted: bool,
+    /// The scenario, with all defaults filled in.
+    pub scenario: Scenario,
+    /// The text of the scenario's file.
+    pub scenario_text: String,
+    /// Facts about the machine before the run, by name.
+    pub environment: BTreeMap<String, String>,
+    /// Facts that another value was found for after the run: the later value, by name.
+    pub environment_changes: BTreeMap<String, String>,
+    /// What must agree for two results to be compared.
+    pub comparability: Comparability,
+    /// How quiet the machine was before each round and after the last.
+    pub quietness: Vec<Quietness>,
+    /// What was measured: one series for each load and system.
+    pub series: Vec<Series>,
+    /// SHA-256 of each file with histograms, in hexadecimal, by name.
+    pub files: BTreeMap<String, String>,
+}
+
+/// The program that made a result.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Tool {
+    /// Name of the program.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+}
+
+/// Facts that must agree for two results to be compared, and a key made of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Comparability {
+    /// The first 16 hexadecimal digits of the facts' SHA-256.
+    pub key: String,
+    /// The facts, by name.
+    pub facts: BTreeMap<String, String>,
+}
+
+impl Comparability {
+    /// Makes the key of facts.
+    pub fn of(facts: BTreeMap<String, String>) -> Self {
+        let text: String = facts
+            .iter()
+            .map(|(name, value)| format!("{name}={value}\n"))
+            .collect();
+        let mut key = digest(text.as_bytes());
+        key.truncate(16);
+        Self { key, facts }
+    }
+
+    /// Names each fact that differs: name, own value, other value.
+    pub fn differences(&self, other: &Self) -> Vec<(String, String, String)> {
+        let names = self.facts.keys().chain(other.facts.keys());
+        let names: std::collections::BTreeSet<&String> = names.collect();
+        let value = |facts: &BTreeMap<String, String>, name: &String| {
+            facts.get(name).map_or("absent", String::as_str).to_owned()
+        };
+        names
+            .into_iter()
+            .map(|name| {
+                (
+                    name.clone(),
+                    value(&self.facts, name),
+                    value(&other.facts, name),
+                )
+            })
+            .filter(|(_, own, other)| own != other)
+            .collect()
+    }
+}
+
+/// What a thread that reads the clock in a loop found: in each gap, something else had its core.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Quietness {
+    /// Seconds from the start of the run.
+    pub at: f64,
+    /// Length of the loop in seconds.
+    pub seconds: f64,
+    /// Gaps of more than 10 microseconds.
+    pub gaps_over_10_us: u64,
+    /// Gaps of more than 100 microseconds.
+    pub gaps_over_100_us: u64,
+    /// Gaps of more than a millisecond.
+    pub gaps_over_1_ms: u64,
+    /// The longest gap, in nanoseconds.
+    pub longest_ns: u64,
+    /// Share of the time (0 to 1) that was lost in gaps of more than 10 microseconds.
+    pub lost: f64,
+}
+
+/// A system under a load, in all rounds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Series {
+    /// Name of the series; its files begin with it.
+    pub name: String,
+    /// The system, by its name in scenarios.
+    pub system: String,
+    /// What the system is, and the way of a packet.
+    pub description: String,
+    /// The load.
+    pub load: Load,
+    /// The backends, by the numbers that answers carry.
+    pub backends: Vec<String>,
+    /// The trials that count, one a round. The first trial of each series was thrown away.
+    pub trials: Vec<Trial>,
+    /// The figures of all rounds together, from merged histograms.
+    pub figures: Figures,
+}
+
+/// One trial.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Trial {
+    /// The round, from 1; the tag of its histograms is `round-N`.
+    pub round: u32,
+    /// Place among the trials of the round, from 1.
+    pub place: u32,
+    /// Begin of the trial, in seconds from the start of the run.
+    pub at: f64,
+    /// Seconds from the first probe that was due to the last.
+    pub seconds: f64,
+    /// What became of the probes.
+    pub tally: Tally,
+    /// Answers by backend.
+    pub shares: Vec<u64>,
+    /// The figures of this trial.
+    pub figures: Figures,
+    /// Findings that make the trial's latencies doubtful.
+    pub doubts: Vec<String>,
+}
+
+/// A quantity of which each probe gives one value.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Stream {
+    /// Time from when a request was due to its answer. It is corrected at its source for requests that a
+    /// stalled sender sent late, and must not be corrected again.
+    RoundTrip,
+    /// Time from when a request was sent to its answer: not corrected.
+    RoundTripUncorrected,
+    /// How late requests were sent.
+    Lateness,
+}
+
+impl Stream {
+    /// All streams.
+    pub const ALL: [Self; 3] = [Self::RoundTrip, Self::RoundTripUncorrected, Self::Lateness];
+
+    /// Returns the name in file names.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::RoundTrip => "round-trip",
+            Self::RoundTripUncorrected => "round-trip-uncorrected",
+            Self::Lateness => "lateness",
+        }
+    }
+
+    /// Says what a value is, and whether and how it is corrected.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Self::RoundTrip => {
+                "from when a request was due to its answer; corrected at its source, not to be corrected again"
+            }
+            Self::RoundTripUncorrected => {
+                "from when a request was sent to its answer; not corrected"
+            }
+            Self::Lateness => "from when a request was due to when it was sent",
+        }
+    }
+}
+
+/// The distributions of a trial or of several.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Figures {
+    /// Time from when a request was due to its answer.
+    pub round_trip: Distribution,
+    /// Time from when a request was sent to its answer.
+    pub round_trip_uncorrected: Distribution,
+    /// How late requests were sent.
+    pub lateness: Distribution,
+}
+
+impl Figures {
+    /// Returns the distribution of a stream.
+    pub fn of(&self, stream: Stream) -> &Distribution {
+        match stream {
+            Stream::RoundTrip => &self.round_trip,
+            Stream::RoundTripUncorrected => &self.round_trip_uncorrected,
+            Stream::Lateness => &self.lateness,
+        }
+    }
+}
+
+/// Computes figures from intervals: those of one round, or of all if `round` is `None`. `unanswered` requests
+/// have no latency, which is longer than any.
+pub fn figures(
+    intervals: &BTreeMap<Stream, Vec<Interval>>,
+    round: Option<u32>,
+    unanswered: u64,
+) -> Figures {
+    let distribution = |stream, unanswered| {
+        let of_stream = intervals.get(&stream).map_or(&[][..], Vec::as_slice);
+        let wanted = of_stream
+            .iter()
+            .filter(|interval| round.is_none_or(|round| interval.round == round));
+        Distribution::of(&merge(wanted.map(|one| &one.histogram)), unanswered)
+    };
+    Figures {
+        round_trip: distribution(Stream::RoundTrip, unanswered),
+        round_trip_uncorrected: distribution(Stream::RoundTripUncorrected, unanswered),
+        lateness: distribution(Stream::Lateness, 0),
+    }
+}

@@ -1,0 +1,235 @@
+//! A result for tests, and what becomes of it on its way through files.
+
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+
+use super::*;
+use crate::{probe::Tally, scenario::Scenario, stats::SplitMix64};
+
+/// The committed schema.
+const SCHEMA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/result.schema.json");
+const SCENARIO: &str = "\
+name: test
+systems: [direct, ours-ipip]
+loads: [{ rate: 500, flows: 3 }]
+seconds: 2
+rounds: 6
+";
+
+/// Makes a result of two systems, of which the second takes `slower` times as long.
+pub(crate) fn sample(seed: u64, slower: f64) -> Files {
+    let scenario = Scenario::parse(SCENARIO).unwrap();
+    let (series, all) = series(seed, slower);
+    let environment = [
+        ("kernel.release", "6.1 </script>"),
+        ("cpu.model", "made up"),
+    ];
+    let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let run = Run {
+        schema_version: SCHEMA_VERSION,
+        tool: Tool {
+            name: "guideway-bench".to_owned(),
+            version: "0.0.0".to_owned(),
+        },
+        command: "guideway-bench run test.yaml --out test".to_owned(),
+        started: "2026-11-23T12:00:00Z".to_owned(),
+        ended: "2026-11-23T12:01:00Z".to_owned(),
+        interrupted: false,
+        scenario,
+        scenario_text: SCENARIO.to_owned(),
+        environment: environment.into(),
+        environment_changes: BTreeMap::new(),
+        comparability: Comparability::of(BTreeMap::new()),
+        quietness: vec![crate::environment::quietness(0.0, 0.001)],
+        series,
+        files: BTreeMap::new(),
+    };
+    Files::make(run, 1_795_219_200.0, all).unwrap()
+}
+
+/// Makes the series of [`sample`], with the intervals of each.
+pub(crate) fn series(seed: u64, slower: f64) -> (Vec<Series>, BTreeMap<String, Streams>) {
+    let scenario = Scenario::parse(SCENARIO).unwrap();
+    let mut random = SplitMix64::new(seed);
+    let mut all = BTreeMap::new();
+    let mut series = Vec::new();
+    for (system, factor) in scenario.systems.iter().zip([1.0, slower]) {
+        let name = format!("{system}-1");
+        let mut streams = Streams::new();
+        let trials = 1..=scenario.rounds;
+        let trials = trials.map(|round| trial(round, factor, &mut random, &mut streams));
+        let trials: Vec<Trial> = trials.collect();
+        series.push(Series {
+            name: name.clone(),
+            system: system.to_string(),
+            description: "made up <for> tests & \"more\"".to_owned(),
+            load: scenario.loads[0].clone(),
+            backends: vec!["node0".to_owned(), "node1".to_owned()],
+            figures: figures(&streams, None, 0),
+            trials,
+        });
+        all.insert(name, streams);
+    }
+    (series, all)
+}
+
+/// Makes up a trial of 1000 requests, of which every 250th is lost.
+fn trial(round: u32, factor: f64, random: &mut SplitMix64, streams: &mut Streams) -> Trial {
+    let at = f64::from(round) * 5.0;
+    let mut tally = Tally::default();
+    let mut shares = vec![0, 0];
+    let mut made = Stream::ALL.map(|_| new_histogram());
+    for _ in 0..1_000 {
+        tally.offered += 1;
+        tally.sent += 1;
+        let late = 1_000 + random.below(5_000) as u64;
+        made[2].record(late).unwrap();
+        if tally.sent.is_multiple_of(250) {
+            tally.lost += 1;
+            continue;
+        }
+        tally.received += 1;
+        shares[random.below(2)] += 1;
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "times are small"
+        )]
+        let took = ((40_000 + random.below(9_000)) as f64 * factor) as u64;
+        made[0].record(took + late).unwrap();
+        made[1].record(took).unwrap();
+    }
+    for (stream, histogram) in Stream::ALL.into_iter().zip(made) {
+        streams.entry(stream).or_default().push(Interval {
+            round,
+            start: Duration::from_secs_f64(at),
+            length: Duration::from_secs(2),
+            histogram,
+        });
+    }
+    Trial {
+        round,
+        place: 1,
+        at,
+        seconds: 2.0,
+        tally,
+        shares,
+        figures: figures(streams, Some(round), tally.lost),
+        doubts: Vec::new(),
+    }
+}
+
+/// A directory that is removed with the test.
+struct Scratch(std::path::PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let name = format!("guideway-bench-{}-{name}", std::process::id());
+        Self(std::env::temp_dir().join(name))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Writes a result, changes one of its files, and reads it again.
+fn reread(name: &str, file: &str, change: impl Fn(String) -> String) -> Result<Files, ResultError> {
+    let scratch = Scratch::new(name);
+    let directory: &Path = &scratch.0;
+    sample(1, 1.5).write(directory).unwrap();
+    let path = directory.join(file);
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, change(text)).unwrap();
+    Files::read(directory)
+}
+
+#[test]
+fn a_result_is_read_as_it_was_written() {
+    let read = reread("whole", "result.json", |text| text).unwrap();
+    let made = sample(1, 1.5);
+    // How quiet the machine was is measured anew for each sample.
+    assert_eq!(read.run.series, made.run.series);
+    assert_eq!(read.series, made.series);
+    let names: Vec<&String> = read.run.files.keys().collect();
+    assert_eq!(names.len(), 6);
+    assert_eq!(names[0], "direct-1.lateness.hlog");
+}
+
+#[test]
+fn every_stream_has_a_distribution_and_a_table_beside_its_log() {
+    let scratch = Scratch::new("files");
+    sample(1, 1.0).write(&scratch.0).unwrap();
+    for ending in ["hlog", "hgrm", "csv"] {
+        let path = scratch.0.join(format!("ours-ipip-1.round-trip.{ending}"));
+        assert!(
+            fs::metadata(&path).unwrap().len() > 100,
+            "{}",
+            path.display()
+        );
+    }
+}
+
+#[test]
+fn truncated_edited_and_other_results_are_refused_and_named() {
+    let log = "direct-1.round-trip.hlog";
+    let refused = |name, file, change: fn(String) -> String| {
+        reread(name, file, change).unwrap_err().to_string()
+    };
+    let cut = refused("cut", "result.json", |text| {
+        text[..text.len() / 2].to_owned()
+    });
+    assert!(cut.contains("cut off") && cut.contains("line"), "{cut}");
+    let other = refused("version", "result.json", |text| {
+        text.replacen("\"schema_version\": 1", "\"schema_version\": 2", 1)
+    });
+    assert!(other.contains("schema_version 2"), "{other}");
+    let unknown = refused("unknown", "result.json", |text| {
+        text.replacen("\"interrupted\"", "\"finished\"", 1)
+    });
+    assert!(unknown.contains("finished"), "{unknown}");
+    let log_cut = refused("log", log, |text| text[..text.len() - 9].to_owned());
+    assert!(log_cut.contains(log), "{log_cut}");
+    let figure = refused("figure", "result.json", |text| {
+        text.replacen("\"count\": 996", "\"count\": 997", 1)
+    });
+    assert!(figure.contains("round 1 of direct-1"), "{figure}");
+    let tally = refused("tally", "result.json", |text| {
+        text.replacen("\"lost\": 4", "\"lost\": 3", 1)
+    });
+    assert!(tally.contains("do not add up"), "{tally}");
+    let fact = refused("fact", "result.json", |text| {
+        text.replacen("made up", "other", 1)
+    });
+    assert!(fact.contains("comparability"), "{fact}");
+}
+
+#[test]
+fn histograms_of_other_units_are_refused() {
+    let mut other = hdrhistogram::Histogram::<u64>::new_with_bounds(1, 1_000_000, 2).unwrap();
+    other.record(7).unwrap();
+    let interval = Interval {
+        round: 1,
+        start: Duration::ZERO,
+        length: Duration::from_secs(1),
+        histogram: other,
+    };
+    let log = write_log("direct-1", Stream::RoundTrip, 0.0, &[interval]).unwrap();
+    let error = read_log("a.hlog", &log).unwrap_err().to_string();
+    assert!(error.contains("other units"), "{error}");
+}
+
+/// Tied to the types: `GUIDEWAY_WRITE_SCHEMA=1 cargo test -p bench --lib the_schema` writes it.
+#[test]
+fn the_schema_in_the_repository_is_that_of_the_types() {
+    let schema = schemars::schema_for!(Run);
+    let schema = serde_json::to_string_pretty(&schema).unwrap() + "\n";
+    if std::env::var_os("GUIDEWAY_WRITE_SCHEMA").is_some() {
+        fs::write(SCHEMA, &schema).unwrap();
+    }
+    assert!(
+        fs::read_to_string(SCHEMA).is_ok_and(|committed| committed == schema),
+        "write it anew: GUIDEWAY_WRITE_SCHEMA=1 cargo test --workspace --lib the_schema"
+    );
+}

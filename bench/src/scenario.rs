@@ -1,0 +1,147 @@
+//! Scenarios: what to measure, read from a YAML file.
+//!
+//! ```yaml
+//! name: udp
+//! wire: lab
+//! systems: [direct, ours-ipip]
+//! loads:
+//!   - { generator: sockets, schedule: constant, rate: 1000, flows: 16, frame_bytes: 64 }
+//! seconds: 5
+//! rounds: 8
+//! seed: 1
+//! ```
+//!
+//! Every problem of a file is reported at once, with line and column and what to write instead. Nothing is sent
+//! before the whole file is right.
+
+mod read;
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use read::{Problem, ScenarioError};
+
+/// Fewest rounds: the 95 % interval of a median lies within the samples from six on.
+pub const LEAST_ROUNDS: u32 = 6;
+/// Smallest frame with its FCS, in bytes.
+pub const SMALLEST_FRAME: u32 = 64;
+/// Largest frame with its FCS, in bytes.
+pub const LARGEST_FRAME: u32 = 1500;
+
+/// What to measure: each system under each load, in so many rounds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// Name of the scenario.
+    pub name: String,
+    /// The network between generator and system.
+    pub wire: Wire,
+    /// The systems, in the order of the first round.
+    pub systems: Vec<System>,
+    /// The loads.
+    pub loads: Vec<Load>,
+    /// Seconds of a trial.
+    pub seconds: f64,
+    /// Rounds that count. In each, every system has one trial under each load; every other round goes backwards.
+    pub rounds: u32,
+    /// Seed of everything that is drawn.
+    pub seed: u64,
+}
+
+/// A network between generator and system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Wire {
+    /// Namespaces of this machine, connected by veth and a bridge.
+    Lab,
+}
+
+/// A system to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum System {
+    /// Nothing between client and backend but the router.
+    Direct,
+    /// Guideway: an edge with IPIP, nodes that decapsulate, replies straight to the client.
+    OursIpip,
+}
+
+/// A load.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Load {
+    /// The generator.
+    pub generator: Generator,
+    /// When requests are due.
+    pub schedule: Schedule,
+    /// Requests a second.
+    pub rate: f64,
+    /// Flows, which take turns.
+    pub flows: u32,
+    /// Bytes of a request's frame, FCS included. An answer has six more.
+    pub frame_bytes: u32,
+}
+
+/// What sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Generator {
+    /// UDP sockets: a request to a backend, and its answer. Open loop: no request waits for an answer.
+    Sockets,
+}
+
+/// When requests are due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Schedule {
+    /// At equal distances.
+    Constant,
+    /// At independent random distances: a Poisson process.
+    Poisson,
+}
+
+/// A type whose values have names in scenarios.
+pub trait Named: Copy + 'static {
+    /// All values with their names.
+    const NAMES: &'static [(&'static str, Self)];
+}
+
+macro_rules! names {
+    ($($type:ty { $($name:literal: $value:expr),* })*) => {$(
+        impl Named for $type {
+            const NAMES: &'static [(&'static str, Self)] = &[$(($name, $value)),*];
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let name = Self::NAMES.iter().find(|(_, value)| value == self);
+                f.write_str(name.map_or("", |(name, _)| name))
+            }
+        }
+    )*};
+}
+
+names! {
+    Wire { "lab": Self::Lab }
+    System { "direct": Self::Direct, "ours-ipip": Self::OursIpip }
+    Generator { "sockets": Self::Sockets }
+    Schedule { "constant": Self::Constant, "poisson": Self::Poisson }
+}
+
+impl fmt::Display for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            generator,
+            schedule,
+            rate,
+            flows,
+            frame_bytes,
+        } = self;
+        write!(
+            f,
+            "{generator}, {schedule}, {rate}/s, {flows} flows, frames of {frame_bytes} bytes"
+        )
+    }
+}

@@ -1,0 +1,370 @@
+//! Reading a scenario, with an account of everything that is wrong with it.
+
+use std::{fmt, ops::RangeInclusive, str::FromStr};
+
+use serde::Deserialize;
+use serde_saphyr::{Location, MessageFormatter, Spanned, UserMessageFormatter};
+
+use super::{
+    Generator, LARGEST_FRAME, LEAST_ROUNDS, Load, Named, SMALLEST_FRAME, Scenario, Schedule,
+    System, Wire,
+};
+
+/// Allowed seconds of a trial.
+const SECONDS: RangeInclusive<f64> = 0.1..=600.0;
+/// Rates that one thread with sockets can be asked for.
+const RATES: RangeInclusive<f64> = 1.0..=1e6;
+/// Allowed numbers of flows: each has a socket.
+const FLOWS: RangeInclusive<u32> = 1..=512;
+
+/// A broken rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Line from 1; 0 if the file ends too early.
+    pub line: u64,
+    /// Column from 1, in characters; 0 if the file ends too early.
+    pub column: u64,
+    /// What is wrong.
+    pub reason: String,
+    /// What to write instead.
+    pub remedy: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            line,
+            column,
+            reason,
+            remedy,
+        } = self;
+        write!(f, "line {line}, column {column}: {reason}; {remedy}")
+    }
+}
+
+/// Why a scenario was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScenarioError(pub Vec<Problem>);
+
+impl fmt::Display for ScenarioError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the scenario is refused")?;
+        for problem in &self.0 {
+            write!(f, "\n  {problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ScenarioError {}
+
+type Text = Option<Spanned<String>>;
+
+/// The file as written. Every leaf is a text with its place, so that all broken rules are found at once.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    name: Text,
+    wire: Text,
+    systems: Option<Vec<Spanned<String>>>,
+    loads: Option<Vec<Spanned<LoadText>>>,
+    seconds: Text,
+    rounds: Text,
+    seed: Text,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LoadText {
+    generator: Text,
+    schedule: Text,
+    rate: Text,
+    flows: Text,
+    frame_bytes: Text,
+}
+
+impl Scenario {
+    /// Reads a scenario.
+    ///
+    /// # Errors
+    ///
+    /// All broken rules, with their places.
+    pub fn parse(text: &str) -> Result<Self, ScenarioError> {
+        let options = serde_saphyr::options! {
+            with_snippet: false,
+        };
+        let file: Spanned<File> = serde_saphyr::from_str_with_options(text, options)
+            .map_err(|error| ScenarioError(vec![shape_problem(&error)]))?;
+        let mut reader = Reader::default();
+        let scenario = reader.scenario(file.value, file.referenced);
+        if reader.problems.is_empty() {
+            return Ok(scenario);
+        }
+        Err(ScenarioError(reader.problems))
+    }
+}
+
+/// Converts the first error of serde or the YAML scanner.
+fn shape_problem(error: &serde_saphyr::Error) -> Problem {
+    let location = error.location();
+    let (reason, remedy) = match error.without_snippet() {
+        serde_saphyr::Error::SerdeUnknownField {
+            field, expected, ..
+        } => (
+            format!("unknown field {field:?}"),
+            format!("the fields here are {}", expected.join(", ")),
+        ),
+        other => (
+            UserMessageFormatter.format_message(other).into_owned(),
+            "`guideway-bench run --help` shows a scenario".to_owned(),
+        ),
+    };
+    Problem {
+        line: location.map_or(0, |location| location.line()),
+        column: location.map_or(0, |location| location.column()),
+        reason,
+        remedy,
+    }
+}
+
+/// Collects problems, and puts something harmless in the place of a broken value.
+#[derive(Default)]
+struct Reader {
+    problems: Vec<Problem>,
+}
+
+impl Reader {
+    fn scenario(&mut self, file: File, whole: Location) -> Scenario {
+        Scenario {
+            name: self.name(file.name, whole),
+            wire: self.named(file.wire, whole, "wire", Some(Wire::Lab)),
+            systems: self.systems(file.systems.unwrap_or_default(), whole),
+            loads: self.loads(file.loads.unwrap_or_default(), whole),
+            seconds: self.number(file.seconds, whole, "seconds", Some(5.0), SECONDS),
+            rounds: self.number(file.rounds, whole, "rounds", Some(8), LEAST_ROUNDS..=10_000),
+            seed: self.number(file.seed, whole, "seed", Some(1), 0..=u64::MAX),
+        }
+    }
+
+    fn systems(&mut self, texts: Vec<Spanned<String>>, whole: Location) -> Vec<System> {
+        let remedy = "write systems: [direct, ours-ipip]";
+        self.check(whole, !texts.is_empty(), "there are no systems", remedy);
+        let mut systems = Vec::new();
+        for text in texts {
+            let at = text.referenced;
+            let system = self.named(Some(text), whole, "system", None);
+            let reason = format!("the system {system} is there twice");
+            self.check(at, !systems.contains(&system), &reason, "name it once");
+            systems.push(system);
+        }
+        systems
+    }
+
+    fn loads(&mut self, texts: Vec<Spanned<LoadText>>, whole: Location) -> Vec<Load> {
+        let remedy = "write loads: [{ rate: 1000 }]";
+        self.check(whole, !texts.is_empty(), "there are no loads", remedy);
+        let loads = texts.into_iter();
+        loads
+            .map(|load| self.load(load.value, load.referenced))
+            .collect()
+    }
+
+    fn load(&mut self, text: LoadText, at: Location) -> Load {
+        let (smallest, largest) = (SMALLEST_FRAME, LARGEST_FRAME);
+        Load {
+            generator: self.named(text.generator, at, "generator", Some(Generator::Sockets)),
+            schedule: self.named(text.schedule, at, "schedule", Some(Schedule::Constant)),
+            rate: self.number(text.rate, at, "rate", None, RATES),
+            flows: self.number(text.flows, at, "flows", Some(16), FLOWS),
+            frame_bytes: self.number(
+                text.frame_bytes,
+                at,
+                "frame_bytes",
+                Some(smallest),
+                smallest..=largest,
+            ),
+        }
+    }
+
+    fn name(&mut self, text: Text, whole: Location) -> String {
+        let (name, at) = match text {
+            Some(text) => (text.value, text.referenced),
+            None => (String::new(), whole),
+        };
+        let is_word = |one: char| one.is_ascii_alphanumeric() || "-_.".contains(one);
+        let good = !name.is_empty() && name.len() <= 64 && name.chars().all(is_word);
+        let remedy = "write up to 64 letters, digits, dashes, dots and underscores";
+        self.check(at, good, &format!("name is {name:?}"), remedy);
+        name
+    }
+
+    fn named<T: Named>(&mut self, text: Text, at: Location, field: &str, default: Option<T>) -> T {
+        let names: Vec<&str> = T::NAMES.iter().map(|(name, _)| *name).collect();
+        let remedy = format!("write {}", names.join(" or "));
+        let first = T::NAMES[0].1;
+        let Some(text) = text else {
+            self.check(
+                at,
+                default.is_some(),
+                &format!("{field} is missing"),
+                &remedy,
+            );
+            return default.unwrap_or(first);
+        };
+        let found = T::NAMES.iter().find(|(name, _)| *name == text.value);
+        let reason = format!("unknown {field} {:?}", text.value);
+        self.check(text.referenced, found.is_some(), &reason, &remedy);
+        found.map_or(first, |(_, value)| *value)
+    }
+
+    fn number<T: FromStr + PartialOrd + Copy + fmt::Display>(
+        &mut self,
+        text: Text,
+        at: Location,
+        field: &str,
+        default: Option<T>,
+        allowed: RangeInclusive<T>,
+    ) -> T {
+        let least = *allowed.start();
+        let remedy = format!("write a number from {least} to {}", allowed.end());
+        let Some(text) = text else {
+            self.check(
+                at,
+                default.is_some(),
+                &format!("{field} is missing"),
+                &remedy,
+            );
+            return default.unwrap_or(least);
+        };
+        let number: Option<T> = text.value.parse().ok();
+        let number = number.filter(|number| allowed.contains(number));
+        let reason = format!("{field} is {:?}", text.value);
+        self.check(text.referenced, number.is_some(), &reason, &remedy);
+        number.unwrap_or(least)
+    }
+
+    fn check(&mut self, at: Location, holds: bool, reason: &str, remedy: &str) {
+        if !holds {
+            self.problems.push(Problem {
+                line: at.line(),
+                column: at.column(),
+                reason: reason.to_owned(),
+                remedy: remedy.to_owned(),
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "\
+name: udp
+systems: [direct, ours-ipip]
+loads:
+  - { rate: 1000, flows: 4, schedule: poisson }
+seconds: 2
+rounds: 6
+";
+
+    #[test]
+    fn a_scenario_is_read_with_its_defaults() {
+        let expected = Scenario {
+            name: "udp".to_owned(),
+            wire: Wire::Lab,
+            systems: vec![System::Direct, System::OursIpip],
+            loads: vec![Load {
+                generator: Generator::Sockets,
+                schedule: Schedule::Poisson,
+                rate: 1000.0,
+                flows: 4,
+                frame_bytes: 64,
+            }],
+            seconds: 2.0,
+            rounds: 6,
+            seed: 1,
+        };
+        assert_eq!(Scenario::parse(GOOD), Ok(expected));
+    }
+
+    #[test]
+    fn each_problem_has_its_line_and_column_and_a_remedy() {
+        for (from, to, expected) in [
+            (
+                "1000",
+                "0",
+                "line 4, column 13: rate is \"0\"; write a number from 1 to 1000000",
+            ),
+            (
+                "1000",
+                "5kpps",
+                "line 4, column 13: rate is \"5kpps\"; write a number",
+            ),
+            (
+                "rate: 1000, ",
+                "",
+                "line 4, column 5: rate is missing; write a number from 1",
+            ),
+            (
+                "flows: 4",
+                "frame_bytes: 63",
+                "frame_bytes is \"63\"; write a number from 64 to 1500",
+            ),
+            (
+                "rounds: 6",
+                "rounds: 5",
+                "line 6, column 9: rounds is \"5\"; write a number from 6",
+            ),
+            (
+                "rounds: 6",
+                "wire: moon",
+                "line 6, column 7: unknown wire \"moon\"; write lab",
+            ),
+            (
+                "direct",
+                "katran",
+                "line 2, column 11: unknown system \"katran\"; write direct or",
+            ),
+            (
+                "direct",
+                "ours-ipip",
+                "line 2, column 22: the system ours-ipip is there twice",
+            ),
+            (
+                "rounds",
+                "round",
+                "line 6, column 1: unknown field \"round\"; the fields here are name",
+            ),
+            (
+                "udp",
+                "../x",
+                "line 1, column 7: name is \"../x\"; write up to 64 letters",
+            ),
+            (
+                "[direct, ours-ipip]",
+                "[]",
+                "there are no systems; write systems: [",
+            ),
+            (
+                "loads:",
+                "loads: {",
+                "line 3, column 8: expected sequence start",
+            ),
+        ] {
+            let found = Scenario::parse(&GOOD.replacen(from, to, 1));
+            let found = found.unwrap_err().to_string();
+            assert!(found.contains(expected), "{to}: {found}");
+        }
+    }
+
+    #[test]
+    fn all_problems_are_told_at_once() {
+        let text = GOOD
+            .replace("1000", "-1")
+            .replace("seconds: 2", "seconds: soon");
+        let ScenarioError(problems) = Scenario::parse(&text).unwrap_err();
+        let lines: Vec<u64> = problems.iter().map(|problem| problem.line).collect();
+        assert_eq!(lines, [4, 5]);
+    }
+}

@@ -123,6 +123,11 @@ impl SplitMix64 {
         mixed ^ (mixed >> 31)
     }
 
+    /// Returns a random number between 0 and 1, both excluded.
+    pub(crate) fn open_unit(&mut self) -> f64 {
+        ((self.next() >> 12) as f64 + 0.5) / (1_u64 << 52) as f64
+    }
+
     /// Returns a random number below `bound`.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         let high = (u128::from(self.next()) * bound as u128) >> 64;

@@ -1,14 +1,17 @@
 //! The bench: scenarios that measure Guideway, their statistics and reports.
 //!
 //! [`datapath`] measures the cost of the XDP program per packet, [`control`] the cost of following a large
-//! cluster. Scenarios build their own networks with the crate `lab` and remove them.
+//! cluster. [`run`] measures what a user's [`scenario`] asks for, into a [`result`] that [`report`] and [`mod@compare`]
+//! read. All build their own networks with the crate `lab` and remove them.
 
+pub mod compare;
 pub mod control;
 pub mod datapath;
 pub mod environment;
 pub mod host;
 pub mod load;
 pub mod probe;
+pub mod report;
 pub mod result;
 pub mod run;
 pub mod scenario;

@@ -1,0 +1,126 @@
+//! Charts as inline SVG.
+
+use maud::{Markup, html};
+
+const WIDTH: f64 = 720.0;
+const HEIGHT: f64 = 320.0;
+const LEFT: f64 = 64.0;
+const RIGHT: f64 = 16.0;
+const TOP: f64 = 12.0;
+const BOTTOM: f64 = 44.0;
+/// Height of a line of the legend.
+const LEGEND: f64 = 18.0;
+/// Number of styles of curves.
+const STYLES: usize = 6;
+
+/// An axis, in the units of the points.
+pub(super) struct Axis {
+    pub(super) low: f64,
+    pub(super) high: f64,
+    pub(super) ticks: Vec<(f64, String)>,
+    pub(super) label: String,
+}
+
+impl Axis {
+    /// Makes an axis of durations on a logarithmic scale: points have the decimal logarithm of nanoseconds.
+    pub(super) fn of_durations(values: impl Iterator<Item = f64>) -> Self {
+        let (low, high) = values.fold((f64::MAX, f64::MIN), |(low, high), value| {
+            (low.min(value), high.max(value))
+        });
+        let (low, high) = if low > high { (3.0, 4.0) } else { (low, high) };
+        // At least two ticks, and room above and below.
+        let (low, high) = (low - 0.1, (high + 0.1).max(low + 0.5));
+        let mut ticks = Vec::new();
+        let steps: &[f64] = if high - low > 2.5 {
+            &[1.0]
+        } else {
+            &[1.0, 2.0, 5.0]
+        };
+        for decade in 0..12 {
+            for step in steps {
+                let place = f64::from(decade) + step.log10();
+                if (low..=high).contains(&place) {
+                    ticks.push((place, tick(f64::from(decade), *step)));
+                }
+            }
+        }
+        Self {
+            low,
+            high,
+            ticks,
+            label: "latency".to_owned(),
+        }
+    }
+
+    fn place(&self, value: f64) -> f64 {
+        (value - self.low) / (self.high - self.low)
+    }
+}
+
+fn tick(decade: f64, step: f64) -> String {
+    let ns = step * 10_f64.powf(decade);
+    match ns {
+        ns if ns < 1e3 => format!("{ns:.0} ns"),
+        ns if ns < 1e6 => format!("{:.0} µs", ns / 1e3),
+        ns if ns < 1e9 => format!("{:.0} ms", ns / 1e6),
+        ns => format!("{:.0} s", ns / 1e9),
+    }
+}
+
+/// A curve.
+pub(super) struct Curve {
+    pub(super) label: String,
+    /// Runs of points; between two runs the pen is lifted.
+    pub(super) runs: Vec<Vec<(f64, f64)>>,
+}
+
+/// Draws curves. `title` says to those who cannot see it what the chart shows.
+pub(super) fn chart(title: &str, x: &Axis, y: &Axis, curves: &[Curve]) -> Markup {
+    let bottom = HEIGHT - BOTTOM;
+    let at_x = |value: f64| LEFT + x.place(value) * (WIDTH - LEFT - RIGHT);
+    let at_y = |value: f64| bottom - y.place(value) * (bottom - TOP);
+    let height = HEIGHT + LEGEND * curves.len() as f64;
+    html! {
+        svg viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label=(title) {
+            @for (value, label) in &y.ticks {
+                (line((LEFT, at_y(*value)), (WIDTH - RIGHT, at_y(*value))))
+                (text((LEFT - 8.0, at_y(*value) + 4.0), "end", label))
+            }
+            @for (value, label) in &x.ticks {
+                (line((at_x(*value), TOP), (at_x(*value), bottom)))
+                (text((at_x(*value), bottom + 16.0), "middle", label))
+            }
+            (text((LEFT + (WIDTH - LEFT - RIGHT) / 2.0, bottom + 36.0), "middle", &x.label))
+            @for (number, curve) in curves.iter().enumerate() {
+                @let class = format!("curve s{}", number % STYLES);
+                @for run in &curve.runs {
+                    polyline class=(class) points=(points(run, at_x, at_y)) {}
+                }
+                @let place = HEIGHT + LEGEND * number as f64;
+                line class=(class) x1=(LEFT) x2=(LEFT + 40.0) y1=(place) y2=(place) {}
+                text.legend x=(LEFT + 48.0) y=(place + 4.0) { (curve.label) }
+            }
+        }
+    }
+}
+
+fn line(from: (f64, f64), to: (f64, f64)) -> Markup {
+    html! {
+        line.grid x1=(short(from.0)) y1=(short(from.1)) x2=(short(to.0)) y2=(short(to.1)) {}
+    }
+}
+
+fn text(at: (f64, f64), anchor: &str, text: &str) -> Markup {
+    html! { text x=(short(at.0)) y=(short(at.1)) text-anchor=(anchor) { (text) } }
+}
+
+fn points(run: &[(f64, f64)], x: impl Fn(f64) -> f64, y: impl Fn(f64) -> f64) -> String {
+    let points = run
+        .iter()
+        .map(|&(one, other)| format!("{},{}", short(x(one)), short(y(other))));
+    points.collect::<Vec<_>>().join(" ")
+}
+
+fn short(place: f64) -> String {
+    format!("{place:.1}")
+}

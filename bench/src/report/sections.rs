@@ -1,0 +1,346 @@
+//! The parts of a page, for each result: verdict, curves, tables, machine, method.
+
+use std::fmt::Write as _;
+
+use maud::{Markup, html};
+
+use super::{
+    curves::{over_time, percentile_curves},
+    duration, table,
+    verdict::{self, Verdict},
+};
+use crate::result::{Distribution, Files, Run, Series, Stream, digest};
+
+/// Percentiles of the table.
+const COLUMNS: [f64; 6] = [50.0, 90.0, 95.0, 99.0, 99.9, 99.99];
+
+pub(super) fn result(files: &Files) -> Markup {
+    let run = &files.run;
+    let Verdict { sentence, reasons } = Verdict::of(files);
+    html! {
+        section {
+            p.faint { "Scenario " (run.scenario.name) " · wire " (run.scenario.wire) " · " (run.started) " to " (run.ended) }
+            h1 { (sentence) }
+            ul { @for reason in &reasons { li { (reason) } } }
+            h2 { "Latency" }
+            p { "Round trip, from when a request was due to its answer, over all rounds." }
+            (latencies(run))
+            (percentile_curves(files))
+            (comparisons(run))
+            h2 { "Rounds" }
+            (rounds(run))
+            (over_time(files))
+            h2 { "Packets" }
+            (packets(run))
+            h2 { "The sender, and how quiet the machine was" }
+            (sender(run))
+            (quietness(run))
+            h2 { "Systems and method" }
+            (method(run))
+            h2 { "What this does not show" }
+            (limits())
+            h2 { "The machine" }
+            (machine(run))
+            h2 { "Once more" }
+            p { "The scenario, and the command that repeats the run:" }
+            pre { (run.scenario_text) }
+            pre { (run.command) }
+            p.faint {
+                "Comparable with results of the key " code { (run.comparability.key) } ". SHA-256 of the embedded result.json: "
+                code { (digest(files.json.as_bytes())) } ". " code { "guideway-bench verify" }
+                " computes every figure of this page again from the embedded data."
+            }
+        }
+    }
+}
+
+fn cell(text: impl std::fmt::Display) -> Markup {
+    html! { (text.to_string()) }
+}
+
+/// Returns a percentile with its interval, marked if noise limits it.
+fn percentile(run: &Run, figures: &Distribution, percentile: f64) -> String {
+    let Some(one) = figures.percentile(percentile) else {
+        return "-".to_owned();
+    };
+    let bound = |value: Option<u64>| value.map_or("none".to_owned(), |ns| duration(ns as f64));
+    let noisy = verdict::noise_limited_from(run).is_some_and(|from| percentile >= from);
+    let mark = if noisy { "*" } else { "" };
+    format!(
+        "{}{mark} [{} {}]",
+        bound(one.value),
+        bound(one.low),
+        bound(one.high)
+    )
+}
+
+fn latencies(run: &Run) -> Markup {
+    let names: Vec<String> = COLUMNS.iter().map(|one| format!("p{one}")).collect();
+    let mut head = vec!["series", "samples", "mean"];
+    head.extend(names.iter().map(String::as_str));
+    head.extend(["max", "no answer"]);
+    let rows = run.series.iter().map(|series| {
+        let figures = &series.figures.round_trip;
+        let mut row = vec![
+            cell(&series.name),
+            cell(figures.count),
+            cell(duration(figures.mean)),
+        ];
+        row.extend(
+            COLUMNS
+                .iter()
+                .map(|&one| cell(percentile(run, figures, one))),
+        );
+        row.extend([cell(duration(figures.max as f64)), cell(figures.unanswered)]);
+        row
+    });
+    html! {
+        (table(&head, &rows.collect::<Vec<_>>()))
+        p.faint {
+            "In brackets the 95 % interval from order statistics, which takes samples for independent. "
+            "- stands for fewer than 10 samples above the percentile."
+        }
+    }
+}
+
+pub(super) fn table_as_text(files: &Files) -> String {
+    let mut text = format!("{:<16}{:>9}", "series", "samples");
+    for column in COLUMNS {
+        let _ = write!(text, "{:>14}", format!("p{column}"));
+    }
+    text.push_str("     no answer\n");
+    for series in &files.run.series {
+        let figures = &series.figures.round_trip;
+        let _ = write!(text, "{:<16}{:>9}", series.name, figures.count);
+        for column in COLUMNS {
+            let value = figures.value(column).map(|ns| duration(ns as f64));
+            let _ = write!(text, "{:>14}", value.unwrap_or_else(|| "-".to_owned()));
+        }
+        let _ = writeln!(text, "{:>14}", figures.unanswered);
+    }
+    text
+}
+
+fn comparisons(run: &Run) -> Markup {
+    let rows: Vec<Vec<Markup>> = run
+        .series
+        .iter()
+        .filter_map(|series| verdict::against_direct(run, series))
+        .flat_map(|comparison| {
+            let name = comparison.second.clone();
+            comparison.rows.into_iter().map(move |row| {
+                vec![
+                    cell(format!("{name}, p{}", row.percentile)),
+                    cell(duration(row.first)),
+                    cell(duration(row.second)),
+                    cell(duration(row.second - row.first)),
+                    cell(format!("{:.3}", row.ratio)),
+                    cell(format!("[{:.3} {:.3}]", row.low, row.high)),
+                    html! { span class=(row.judgement) { (row.judgement.to_string()) } },
+                ]
+            })
+        })
+        .collect();
+    html! {
+        @if !rows.is_empty() {
+            h2 { "Against the direct wire" }
+            p {
+                "Medians over the rounds of each round's own percentile, and the median of the rounds' ratios with its "
+                "bootstrap interval. A ratio within 2 % counts as the same."
+            }
+            (table(&["series", "direct", "own", "added", "ratio", "95 % interval", "judgement"], &rows))
+        }
+    }
+}
+
+fn rounds(run: &Run) -> Markup {
+    let rows = run.series.iter().flat_map(|series| {
+        series.trials.iter().map(|trial| {
+            let figures = &trial.figures.round_trip;
+            let value = |percentile| {
+                let value = figures.value(percentile).map(|ns| duration(ns as f64));
+                cell(value.unwrap_or_else(|| "-".to_owned()))
+            };
+            vec![
+                cell(format!("{}, round {}", series.name, trial.round)),
+                cell(format!("{:.1} s", trial.at)),
+                cell(trial.place),
+                value(50.0),
+                value(90.0),
+                value(99.0),
+                cell(duration(figures.max as f64)),
+                cell(figures.unanswered),
+            ]
+        })
+    });
+    let head = [
+        "trial",
+        "at",
+        "place",
+        "p50",
+        "p90",
+        "p99",
+        "max",
+        "no answer",
+    ];
+    html! {
+        details { summary { "All trials" } (table(&head, &rows.collect::<Vec<_>>())) }
+    }
+}
+
+fn packets(run: &Run) -> Markup {
+    let rows = run.series.iter().map(|series| {
+        let sum = |of: fn(&crate::probe::Tally) -> u64| {
+            let all: u64 = series.trials.iter().map(|trial| of(&trial.tally)).sum();
+            cell(all)
+        };
+        let wrong = |of: fn(&crate::probe::Tally) -> u64| {
+            let all: u64 = series.trials.iter().map(|trial| of(&trial.tally)).sum();
+            html! { span class=(if all > 0 { "bad" } else { "" }) { (all) } }
+        };
+        vec![
+            cell(&series.name),
+            sum(|tally| tally.offered),
+            sum(|tally| tally.sent),
+            sum(|tally| tally.received),
+            wrong(|tally| tally.lost),
+            sum(|tally| tally.duplicates),
+            sum(|tally| tally.reordered),
+            wrong(|tally| tally.corrupt),
+            wrong(|tally| tally.misdelivered),
+            sum(|tally| tally.foreign),
+            cell(shares(series)),
+        ]
+    });
+    let head = [
+        "series",
+        "offered",
+        "sent",
+        "answered",
+        "lost",
+        "duplicates",
+        "reordered",
+        "corrupt",
+        "wrong backend",
+        "foreign",
+        "shares",
+    ];
+    html! {
+        (table(&head, &rows.collect::<Vec<_>>()))
+        p.faint { "Foreign frames are no probes of the trial, and are in no other figure. Shares are the backends' answers." }
+    }
+}
+
+fn shares(series: &Series) -> String {
+    let mut all = vec![0; series.backends.len()];
+    for trial in &series.trials {
+        for (sum, share) in all.iter_mut().zip(&trial.shares) {
+            *sum += share;
+        }
+    }
+    let whole = all.iter().sum::<u64>().max(1) as f64;
+    let share =
+        |(name, count): (&String, &u64)| format!("{name} {:.1} %", *count as f64 * 100.0 / whole);
+    series
+        .backends
+        .iter()
+        .zip(&all)
+        .map(share)
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+fn sender(run: &Run) -> Markup {
+    let rows = run.series.iter().flat_map(|series| {
+        [
+            ("how late requests were sent", Stream::Lateness),
+            (
+                "round trip from when they were sent (uncorrected)",
+                Stream::RoundTripUncorrected,
+            ),
+        ]
+        .map(|(what, stream)| {
+            let figures = series.figures.of(stream);
+            let mut row = vec![cell(format!("{}: {what}", series.name))];
+            row.extend([50.0, 99.0, 99.9].map(|one| cell(percentile(run, figures, one))));
+            row.push(cell(duration(figures.max as f64)));
+            row
+        })
+    });
+    table(
+        &["", "p50", "p99", "p99.9", "max"],
+        &rows.collect::<Vec<_>>(),
+    )
+}
+
+fn quietness(run: &Run) -> Markup {
+    let rows = run.quietness.iter().map(|look| {
+        vec![
+            cell(format!("{:.1} s", look.at)),
+            cell(look.gaps_over_10_us),
+            cell(look.gaps_over_100_us),
+            cell(look.gaps_over_1_ms),
+            cell(duration(look.longest_ns as f64)),
+            cell(format!("{:.2} %", look.lost * 100.0)),
+        ]
+    });
+    let head = [
+        "at",
+        "gaps over 10 µs",
+        "over 100 µs",
+        "over 1 ms",
+        "longest",
+        "time lost",
+    ];
+    html! {
+        details {
+            summary { "Gaps in a loop that reads the clock, between the rounds: " (format!("{:.2} %", verdict::lost(run) * 100.0)) " of the time" }
+            (table(&head, &rows.collect::<Vec<_>>()))
+        }
+    }
+}
+
+fn method(run: &Run) -> Markup {
+    html! {
+        ul {
+            @for series in &run.series {
+                li { strong { (series.name) } ": " (series.description) ". Load: " (series.load) "." }
+            }
+        }
+        p {
+            "Every request is a probe: a UDP datagram with flow, sequence number, time and a keyed check in 16 bytes, which a backend "
+            "sends back with its own mark. The loop is open: a request goes out when it is due, whatever became of earlier ones. "
+            "Latency counts from when it was due, so a stalled sender hides nothing; the log says that it is corrected at its source. "
+            "Both times are read in user space from CLOCK_MONOTONIC. Flows are open before the first trial, and each has proved to be "
+            "answered by its own backend."
+        }
+        p {
+            "In each round every series has one trial; every other round goes backwards. The first trial of each series is thrown away. "
+            "Percentiles are those of merged histograms (3 significant digits), never averages of percentiles."
+        }
+    }
+}
+
+fn limits() -> Markup {
+    html! {
+        ul {
+            li { "Packet rates: the load is far below what the systems take." }
+            li { "A network card: on veth the sender's core does the work of cable, router, edge and node." }
+            li { "New flows, other protocols, IPv6, and loads other than those above." }
+            li { "One direction alone: the figures are round trips, and include both sockets and the backend's answer." }
+        }
+    }
+}
+
+fn machine(run: &Run) -> Markup {
+    html! {
+        div.scroll {
+            table.facts {
+                @for (name, value) in &run.environment {
+                    tr { th scope="row" { (name) } td { (value) } }
+                }
+            }
+        }
+        p.faint { (run.tool.name) " " (run.tool.version) "." }
+    }
+}

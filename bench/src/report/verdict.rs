@@ -1,0 +1,201 @@
+//! The verdict: what the result says, in a sentence, and why.
+
+use super::duration;
+use crate::{
+    compare::{self, Comparison, Judgement, LEAST_DIFFERENCE},
+    result::{Files, Run, Series},
+    scenario::{LEAST_ROUNDS, System},
+};
+
+/// What a result says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// The result in one sentence.
+    pub sentence: String,
+    /// What it rests on, and what makes it doubtful.
+    pub reasons: Vec<String>,
+}
+
+impl Verdict {
+    /// Says what a result says.
+    pub fn of(files: &Files) -> Self {
+        let run = &files.run;
+        let wrong = wrong_packets(run);
+        let sentence = if wrong > 0 {
+            format!(
+                "Wrong packets: {wrong} answers were damaged or came from another backend than the flow's."
+            )
+        } else {
+            let sentences = run.series.iter().filter_map(|series| sentence(run, series));
+            sentences.collect::<Vec<_>>().join(" ")
+        };
+        Self {
+            sentence,
+            reasons: reasons(run),
+        }
+    }
+}
+
+/// Returns the answers that no system may give.
+pub fn wrong_packets(run: &Run) -> u64 {
+    let trials = run.series.iter().flat_map(|series| &series.trials);
+    trials
+        .map(|trial| trial.tally.corrupt + trial.tally.misdelivered)
+        .sum()
+}
+
+/// Returns the comparison of a series with the direct wire under the same load; `None` for the direct wire itself, and
+/// where an interrupted run has too few rounds for an interval.
+pub(super) fn against_direct(run: &Run, series: &Series) -> Option<Comparison> {
+    let direct = System::Direct.to_string();
+    let direct = run
+        .series
+        .iter()
+        .find(|other| other.system == direct && other.load == series.load)?;
+    let rounds = direct.trials.len().min(series.trials.len());
+    (direct.name != series.name && rounds >= LEAST_ROUNDS as usize)
+        .then(|| compare::of_series(direct, series, true, LEAST_DIFFERENCE))
+}
+
+fn sentence(run: &Run, series: &Series) -> Option<String> {
+    let others = run.series.len() > 1;
+    if others && series.system == System::Direct.to_string() {
+        return None;
+    }
+    let Some(median) = series.figures.round_trip.value(50.0) else {
+        return Some(format!(
+            "{}: half of all requests had no answer.",
+            series.name
+        ));
+    };
+    let rate = series.load.rate;
+    let own = format!(
+        "{} answers half of {rate} requests a second within {}",
+        series.system,
+        duration(median as f64)
+    );
+    let Some(comparison) = against_direct(run, series) else {
+        return Some(own + ".");
+    };
+    let Some(row) = comparison.rows.first() else {
+        return Some(own + ".");
+    };
+    let ratio = format!(
+        "{:.2} [{:.2} {:.2}] of the direct wire",
+        row.ratio, row.low, row.high
+    );
+    Some(match row.judgement {
+        Judgement::Inconclusive => {
+            format!("{own}; whether that differs from the direct wire cannot be told: {ratio}.")
+        }
+        Judgement::Same => format!("{own}, as the direct wire does: {ratio}."),
+        Judgement::Worse | Judgement::Better => {
+            format!(
+                "{own}: {ratio}, {} of its own.",
+                duration(row.second - row.first)
+            )
+        }
+    })
+}
+
+fn reasons(run: &Run) -> Vec<String> {
+    let mut reasons = Vec::new();
+    if run.interrupted {
+        reasons.push("The run was interrupted: rounds are missing.".to_owned());
+    }
+    let rounds = run.series.iter().map(|series| series.trials.len()).min();
+    reasons.push(format!(
+        "{} rounds of {} s for each system, back and forth; intervals are 95 %.",
+        rounds.unwrap_or(0),
+        run.scenario.seconds
+    ));
+    for series in &run.series {
+        let figures = &series.figures.round_trip;
+        if figures.unanswered > 0 {
+            reasons.push(format!(
+                "{}: {} of {} requests had no answer. They count as longer than any latency.",
+                series.name,
+                figures.unanswered,
+                figures.count + figures.unanswered
+            ));
+        }
+        for trial in &series.trials {
+            for doubt in &trial.doubts {
+                reasons.push(format!("{}, round {}: {doubt}", series.name, trial.round));
+            }
+        }
+    }
+    if let Some(from) = noise_limited_from(run) {
+        reasons.push(format!(
+            "Other work took the core for {:.1} % of the time while nothing was measured: from p{from} on, marked *, \
+             percentiles tell of the machine as much as of the system.",
+            lost(run) * 100.0
+        ));
+    }
+    for (name, value) in &run.environment_changes {
+        reasons.push(format!("{name} changed during the run, to {value}."));
+    }
+    reasons
+}
+
+/// Returns the share of the time that was lost while nothing was measured.
+pub(super) fn lost(run: &Run) -> f64 {
+    let all = run.quietness.len().max(1) as f64;
+    run.quietness.iter().map(|look| look.lost).sum::<f64>() / all
+}
+
+/// Returns the lowest reported percentile that as large a share of samples lies above as was lost.
+pub(super) fn noise_limited_from(run: &Run) -> Option<f64> {
+    let lost = lost(run) * 100.0;
+    let series = run
+        .series
+        .iter()
+        .flat_map(|series| &series.figures.round_trip.percentiles);
+    let limited = series
+        .map(|one| one.percentile)
+        .filter(|percentile| 100.0 - percentile <= lost);
+    limited.min_by(f64::total_cmp)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::result::tests::sample;
+
+    #[test]
+    fn the_verdict_tells_the_median_and_what_the_system_adds() {
+        let verdict = Verdict::of(&sample(1, 1.5));
+        let sentence = verdict.sentence;
+        assert!(
+            sentence.starts_with("ours-ipip answers half of 500 requests a second within"),
+            "{sentence}"
+        );
+        assert!(sentence.contains(" of the direct wire, 2"), "{sentence}");
+        let unanswered = "24 of 6000 requests had no answer";
+        let told = |reason: &String| reason.contains(unanswered);
+        assert!(verdict.reasons.iter().any(told), "{:?}", verdict.reasons);
+    }
+
+    #[test]
+    fn an_interrupted_run_is_named_so_and_judges_nothing() {
+        let mut files = sample(1, 1.5);
+        files.run.interrupted = true;
+        for series in &mut files.run.series {
+            series.trials.truncate(5);
+        }
+        let Verdict { sentence, reasons } = Verdict::of(&files);
+        assert!(!sentence.contains("direct wire"), "{sentence}");
+        assert!(reasons[0].contains("interrupted"), "{reasons:?}");
+    }
+
+    #[test]
+    fn wrong_packets_come_before_any_latency() {
+        let mut files = sample(1, 1.5);
+        files.run.series[1].trials[3].tally.misdelivered = 2;
+        let sentence = Verdict::of(&files).sentence;
+        assert!(
+            sentence.starts_with("Wrong packets: 2 answers"),
+            "{sentence}"
+        );
+    }
+}

@@ -1,13 +1,14 @@
 //! The `guideway-bench` command.
 
+mod commands;
+
 use std::{
-    env,
     io::{IsTerminal, Write, stderr},
     path::PathBuf,
     process::ExitCode,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use bench::{
     control,
     datapath::{self, Family, Outcome, Protocol, against},
@@ -35,6 +36,10 @@ enum Scenario {
     /// (`cargo build --release --package control`). Runs for ten minutes, in network namespaces of its own.
     #[command(after_help = EXIT_CODES)]
     Control(Control),
+    Run(commands::Run),
+    Report(commands::Report),
+    Verify(commands::Verify),
+    Compare(commands::Compare),
 }
 
 const EXIT_CODES: &str = "\
@@ -88,17 +93,24 @@ struct Control {
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().scenario {
-        Scenario::Datapath(arguments) => run_datapath(&arguments),
-        Scenario::Control(arguments) => run_control(&arguments),
+        Scenario::Datapath(arguments) => run_datapath(&arguments).map(exit_code),
+        Scenario::Control(arguments) => run_control(&arguments).map(exit_code),
+        Scenario::Run(arguments) => arguments.run(),
+        Scenario::Report(arguments) => arguments.run(),
+        Scenario::Verify(arguments) => arguments.run(),
+        Scenario::Compare(arguments) => arguments.run(),
     };
+    outcome.unwrap_or_else(|error| {
+        eprintln!("guideway-bench: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn exit_code(outcome: Outcome) -> ExitCode {
     match outcome {
-        Ok(Outcome::Holds) => ExitCode::SUCCESS,
-        Ok(Outcome::Fails) => ExitCode::from(3),
-        Ok(Outcome::Inconclusive) => ExitCode::from(4),
-        Err(error) => {
-            eprintln!("guideway-bench: {error:#}");
-            ExitCode::FAILURE
-        }
+        Outcome::Holds => ExitCode::SUCCESS,
+        Outcome::Fails => ExitCode::from(3),
+        Outcome::Inconclusive => ExitCode::from(4),
     }
 }
 
@@ -139,10 +151,6 @@ fn run_datapath(arguments: &Datapath) -> Result<Outcome> {
 }
 
 fn run_control(arguments: &Control) -> Result<Outcome> {
-    let beside = || {
-        let own = env::current_exe().context("finding this program")?;
-        anyhow::Ok(own.with_file_name("guideway"))
-    };
     let wanted = |scenario: &control::Scenario| {
         let services = arguments.services;
         services.is_none_or(|services| services == scenario.cluster.services)
@@ -155,7 +163,10 @@ fn run_control(arguments: &Control) -> Result<Outcome> {
     });
     let options = control::Options {
         scenarios: scenarios.collect(),
-        guideway: arguments.guideway.clone().map_or_else(beside, Ok)?,
+        guideway: arguments
+            .guideway
+            .clone()
+            .map_or_else(commands::beside, Ok)?,
     };
     ensure!(
         !options.scenarios.is_empty(),

@@ -1,0 +1,220 @@
+//! The commands around results: `run`, `report`, `verify`, `compare`.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result};
+use bench::{
+    compare::{self, Judgement, Side},
+    report::{self, wrong_packets},
+    result::Files,
+    run,
+    scenario::Scenario,
+};
+
+use crate::show_progress;
+
+const SCENARIO: &str = "\
+A scenario:
+  name: udp
+  wire: lab                       # namespaces of this machine
+  systems: [direct, ours-ipip]    # direct: no load balancer
+  loads:
+    - generator: sockets          # UDP requests, each answered by a backend
+      schedule: constant          # or poisson
+      rate: 1000                  # requests a second
+      flows: 16
+      frame_bytes: 64
+  seconds: 5                      # of a trial
+  rounds: 8                       # trials of each system under each load
+  seed: 1
+
+Exit codes: 0 measured, 1 the run failed, 2 wrong usage or scenario, 5 wrong packets: answers were damaged or
+came from another backend than their flow's.";
+
+/// Measures what a scenario asks for: systems side by side, in rounds that go back and forth.
+#[derive(Debug, clap::Args)]
+#[command(after_help = SCENARIO)]
+pub(crate) struct Run {
+    /// The scenario, a YAML file.
+    scenario: PathBuf,
+    /// The directory of the result; it must not exist, or hold an interrupted result.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// The `guideway` program [default: the one beside this program].
+    #[arg(long, value_name = "PATH")]
+    guideway: Option<PathBuf>,
+}
+
+/// Reports results: as text, or as one HTML file with the measured data in it.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Report {
+    /// Directories of results.
+    #[arg(required = true, value_name = "RESULT")]
+    results: Vec<PathBuf>,
+    /// Write the page to this file.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+/// Checks a report: computes every figure again from the data in it, and finds any edit.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Exit codes: 0 the report is what was measured, 1 it cannot be read, 3 it is not."
+)]
+pub(crate) struct Verify {
+    /// An HTML file of `guideway-bench report`.
+    report: PathBuf,
+}
+
+/// Compares two series: better, worse, same or inconclusive.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Exit codes: 0 better or the same, 1 a result cannot be read, 2 wrong usage or results that cannot be compared,
+3 worse, 4 inconclusive: use more rounds or a quieter machine.")]
+pub(crate) struct Compare {
+    /// A result, as DIRECTORY, or DIRECTORY:SERIES where it has several.
+    first: String,
+    /// The result to judge against the first.
+    second: String,
+    /// Least relative difference that matters.
+    #[arg(long, default_value_t = compare::LEAST_DIFFERENCE)]
+    least: f64,
+    /// Print JSON instead of the table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The code for wrong usage, as clap has it.
+const USAGE: u8 = 2;
+const WORSE: u8 = 3;
+const INCONCLUSIVE: u8 = 4;
+const WRONG_PACKETS: u8 = 5;
+
+impl Run {
+    pub(crate) fn run(&self) -> Result<ExitCode> {
+        let scenario = fs::read_to_string(&self.scenario)
+            .with_context(|| format!("reading {}", self.scenario.display()))?;
+        if let Err(error) = Scenario::parse(&scenario) {
+            eprintln!("guideway-bench: {}: {error}", self.scenario.display());
+            return Ok(ExitCode::from(USAGE));
+        }
+        if let Ok(files) = Files::read(&self.out)
+            && !files.run.interrupted
+        {
+            eprintln!(
+                "guideway-bench: {} holds a complete result; name another directory",
+                self.out.display()
+            );
+            return Ok(ExitCode::from(USAGE));
+        }
+        let options = run::Options {
+            scenario,
+            guideway: self.guideway.clone().map_or_else(beside, Ok)?,
+            out: self.out.clone(),
+            command: format!("guideway-bench run {} --out DIR", file_name(&self.scenario)),
+        };
+        let files = run::run(&options, &show_progress)?;
+        show_progress("");
+        print!("{}", report::text(&files));
+        println!("\nThe result is in {}.", self.out.display());
+        Ok(match wrong_packets(&files.run) {
+            0 => ExitCode::SUCCESS,
+            _ => ExitCode::from(WRONG_PACKETS),
+        })
+    }
+}
+
+impl Report {
+    pub(crate) fn run(&self) -> Result<ExitCode> {
+        let results = self.results.iter().map(|path| read(path));
+        let results: Vec<Files> = results.collect::<Result<_>>()?;
+        match &self.html {
+            Some(file) => fs::write(file, report::render(&results))
+                .with_context(|| format!("writing {}", file.display()))?,
+            None => {
+                let texts: Vec<String> = results.iter().map(report::text).collect();
+                print!("{}", texts.join("\n"));
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Verify {
+    pub(crate) fn run(&self) -> Result<ExitCode> {
+        let page = fs::read_to_string(&self.report)
+            .with_context(|| format!("reading {}", self.report.display()))?;
+        match report::verify(&page) {
+            Ok(results) => {
+                let series: usize = results.iter().map(|files| files.run.series.len()).sum();
+                println!(
+                    "The report is what was measured: {series} series, all figures computed again."
+                );
+                Ok(ExitCode::SUCCESS)
+            }
+            Err(error) => {
+                let error = anyhow::Error::new(error);
+                eprintln!("guideway-bench: {}: {error:#}", self.report.display());
+                Ok(ExitCode::from(WORSE))
+            }
+        }
+    }
+}
+
+impl Compare {
+    pub(crate) fn run(&self) -> Result<ExitCode> {
+        let [first, second] = [&self.first, &self.second].map(|text| split(text));
+        let [of_first, of_second] = [read(first.0)?, read(second.0)?];
+        let comparison = Side::find(&of_first, first.1).and_then(|first| {
+            let second = Side::find(&of_second, second.1)?;
+            compare::compare(first, second, self.least)
+        });
+        let comparison = match comparison {
+            Ok(comparison) => comparison,
+            Err(refused) => {
+                eprintln!("guideway-bench: {refused:#}");
+                return Ok(ExitCode::from(USAGE));
+            }
+        };
+        if self.json {
+            println!("{}", serde_json::to_string(&comparison)?);
+        } else {
+            print!("{comparison}");
+        }
+        Ok(match comparison.judgement() {
+            Judgement::Better | Judgement::Same => ExitCode::SUCCESS,
+            Judgement::Worse => ExitCode::from(WORSE),
+            Judgement::Inconclusive => ExitCode::from(INCONCLUSIVE),
+        })
+    }
+}
+
+fn read(directory: &Path) -> Result<Files> {
+    Files::read(directory).with_context(|| format!("the result {}", directory.display()))
+}
+
+/// Splits `DIRECTORY:SERIES`. A directory whose name has a colon is taken for itself.
+fn split(text: &str) -> (&Path, Option<&str>) {
+    if Path::new(text).exists() {
+        return (Path::new(text), None);
+    }
+    match text.rsplit_once(':') {
+        Some((directory, series)) => (Path::new(directory), Some(series)),
+        None => (Path::new(text), None),
+    }
+}
+
+fn file_name(path: &Path) -> String {
+    let name = path.file_name().unwrap_or(path.as_os_str());
+    name.to_string_lossy().into_owned()
+}
+
+/// Finds `guideway` beside this program.
+pub(crate) fn beside() -> Result<PathBuf> {
+    let own = env::current_exe().context("finding this program")?;
+    Ok(own.with_file_name("guideway"))
+}

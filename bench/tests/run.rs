@@ -1,0 +1,144 @@
+//! `guideway-bench run` end to end: the direct wire and Guideway side by side, the report, its check and a
+//! comparison. Needs root, and `guideway` as `cargo test --workspace` builds it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use bench::result::Files;
+
+const SCENARIO: &str = "\
+name: small
+systems: [direct, ours-ipip]
+loads: [{ rate: 400, flows: 6, schedule: poisson }]
+seconds: 0.5
+rounds: 6
+";
+
+/// A directory that is removed with the test.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        let name = format!("guideway-bench-{}-{name}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(&path).expect("a directory for temporary files can be made");
+        Self(path)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).to_string_lossy().into_owned()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn bench(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_guideway-bench"));
+    (command.args(arguments).output()).expect("the program was built with this test")
+}
+
+fn text(output: &Output) -> String {
+    let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    format!("{}: {out}{err}", output.status)
+}
+
+#[test]
+fn a_scenario_is_measured_reported_verified_and_compared() {
+    let scratch = Scratch::new("run");
+    let (scenario, out, page) = (
+        scratch.path("small.yaml"),
+        scratch.path("result"),
+        scratch.path("report.html"),
+    );
+    fs::write(&scenario, SCENARIO).unwrap();
+    let run = bench(&["run", &scenario, "--out", &out]);
+    assert!(run.status.success(), "{}", text(&run));
+
+    let files = Files::read(Path::new(&out)).unwrap();
+    assert!(!files.run.interrupted);
+    let [direct, ours] = files.run.series.as_slice() else {
+        panic!("{:?}", files.run.series);
+    };
+    assert_eq!(
+        (direct.system.as_str(), ours.system.as_str()),
+        ("direct", "ours-ipip")
+    );
+    for series in [direct, ours] {
+        assert_eq!(series.trials.len(), 6);
+        for trial in &series.trials {
+            let tally = trial.tally;
+            assert!(tally.sent > 100 && tally.sent == tally.offered, "{tally:?}");
+            assert_eq!(
+                (tally.corrupt, tally.misdelivered, tally.foreign),
+                (0, 0, 0)
+            );
+            assert_eq!(trial.figures.lateness.count, tally.sent);
+        }
+        let p50 = series.figures.round_trip.value(50.0).unwrap();
+        assert!(p50 > 1_000, "{p50} ns");
+    }
+    // Rounds go back and forth, and both systems have the same requests in each.
+    let places = |place: usize| {
+        files
+            .run
+            .series
+            .iter()
+            .map(move |series| series.trials[place].place)
+    };
+    assert!(places(0).eq([1, 2]) && places(1).eq([2, 1]));
+    for (one, other) in direct.trials.iter().zip(&ours.trials) {
+        assert_eq!(one.tally.offered, other.tally.offered);
+    }
+
+    let again = bench(&["run", &scenario, "--out", &out]);
+    assert_eq!(again.status.code(), Some(2), "{}", text(&again));
+
+    let report = bench(&["report", &out, "--html", &page]);
+    assert!(report.status.success(), "{}", text(&report));
+    let verify = bench(&["verify", &page]);
+    assert!(verify.status.success(), "{}", text(&verify));
+    let edited = fs::read_to_string(&page)
+        .unwrap()
+        .replacen("<h1>", "<h1>Not: ", 1);
+    fs::write(&page, edited).unwrap();
+    let verify = bench(&["verify", &page]);
+    assert_eq!(verify.status.code(), Some(3), "{}", text(&verify));
+
+    // Better or the same, worse, or not to be told: never an error.
+    let (one, other) = (format!("{out}:direct"), format!("{out}:ours-ipip"));
+    let compare = bench(&["compare", &one, &other]);
+    assert!(
+        matches!(compare.status.code(), Some(0 | 3 | 4)),
+        "{}",
+        text(&compare)
+    );
+    let same = bench(&["compare", &one, &one, "--json"]);
+    assert!(same.status.success(), "{}", text(&same));
+    assert!(
+        text(&same).contains("\"judgement\":\"same\""),
+        "{}",
+        text(&same)
+    );
+}
+
+#[test]
+fn a_wrong_scenario_is_refused_with_its_place_before_anything_is_sent() {
+    let scratch = Scratch::new("wrong");
+    let (scenario, out) = (scratch.path("wrong.yaml"), scratch.path("result"));
+    fs::write(&scenario, SCENARIO.replace("rate: 400", "rate: 0")).unwrap();
+    let run = bench(&["run", &scenario, "--out", &out]);
+    assert_eq!(run.status.code(), Some(2), "{}", text(&run));
+    assert!(
+        text(&run).contains("line 3, column 17: rate is \"0\""),
+        "{}",
+        text(&run)
+    );
+    assert!(!Path::new(&out).exists());
+}

@@ -62,7 +62,7 @@ explanations! {
             "An ICMP error about a packet of a service that has no backend. Other packets to such a service are answered, or count as `no_local_backend`.";
             "See `guideway backends` and the pods of the Service: are they there, ready, and selected?";
         "ttl_expired": "TTL too low for one more hop";
-            "A `traceroute`, or packets that circle between routers.";
+            "NAT mode: the TTL of a later fragment or of an ICMP error is used up. For other packets the sender gets an answer (`time_exceeded`).";
             "A few are normal. If there are many, look for a routing loop with `traceroute`.";
         "no_local_backend": "Local policy, no pod here";
             "The Service has `externalTrafficPolicy: Local`, and this node has none of its pods.";
@@ -74,7 +74,7 @@ explanations! {
             "A first fragment that is cut inside the transport header, or a later one that overlaps it (RFC 1858).";
             "No ordinary sender does this. Look at the source with `guideway capture reason fragment_opaque -w FILE`.";
         "fragmented_icmp": "ICMP message in fragments";
-            "A `ping` to a VIP with more data than the path's MTU takes.";
+            "Somebody pings a VIP with more data than fits into one packet.";
             "Ping with less data.";
         "icmp_options": "ICMP with IP options";
             "ICMP to a VIP with IP options or extension headers, which an answer would have to carry too.";
@@ -87,7 +87,7 @@ explanations! {
             "Nothing: stray packets come to every public address.";
         "malformed_icmp": "ICMP error that quotes nothing";
             "An ICMP error that does not quote a packet whose flow can be followed.";
-            "Nothing, unless path MTU errors go missing: then look for a middlebox that cuts them short.";
+            "Nothing. But if path MTU errors go missing, look for a middlebox that cuts them short.";
         "unknown_pod": "edge named a pod not here";
             "An edge sent the packet for a pod that is not on this node. The pod has gone, or the edge lags behind.";
             "Some are normal while pods end. If they go on, compare `guideway backends` on the edge with the node.";
@@ -116,11 +116,11 @@ explanations! {
             "A packet to an address with NodePorts has headers that hide its ports: too many, or cut short.";
             "No ordinary client does this. Look at the source with `guideway capture reason node_port_headers -w FILE`.";
         "source_is_vip": "forged: comes from a VIP";
-            "The source is a VIP, where nobody is a client.";
+            "The source is a VIP, and no client has a VIP.";
             "Filter forged sources where they enter your network.";
         "flow_conflict": "client port already in use";
             "The client's port already talks to the same pod by another VIP of the pod, and no other port was free.";
-            "A client that uses one port for several VIPs of one pod: let it use more ports.";
+            "If a client uses one port for several VIPs of a pod, let it use more ports.";
         "unknown_flow": "unknown connection, port in use";
             "The packet continues a connection that is not known here, while the client's port talks to the same pod by another VIP.";
             "A few are normal after connections end. The client begins anew by itself.";
@@ -129,7 +129,7 @@ explanations! {
             "A few do no harm: the client sends again. If they go on, raise `tables.flows`, then `guideway detach` and start the agent again.";
         "nat_unknown_flow": "NAT mode: unknown connection";
             "The packet continues a connection that this edge does not know. The connection idled too long, or came in by another edge before.";
-            "A few are normal. Many after a move between edges: use `ipip` or `l2dsr`, whose connections survive one.";
+            "A few are normal. If there are many after flows moved to another edge, use `ipip` or `l2dsr`, whose connections survive that.";
         "nat_ports_exhausted": "NAT mode: no free source port";
             "Every source port towards this backend that was tried is in use.";
             "Widen `nat.ports`, add backends, or use `ipip` or `l2dsr` for the service.";
@@ -146,8 +146,8 @@ explanations! {
             "The packet is IPv4 without DF and too long with its outer header. A router would cut it into fragments; Guideway does not.";
             "Raise the MTU between edges and nodes by 40, or have clients set DF (path MTU discovery), as TCP does.";
         "next_hop_unresolved": "no neighbour for the backend";
-            "Neither netlink nor the kernel's FIB knows the MAC of the next hop to the backend's node.";
-            "`ip route get NODE` and `ip neigh` on this machine. Is there a route, does the node answer ARP?";
+            "Neither the agent nor the kernel's FIB knows the MAC of the next hop to the backend's node.";
+            "Run `ip route get NODE` and `ip neigh` on this machine. Is there a route? Does the node answer ARP?";
         "not_on_link": "L2 DSR backend behind a router";
             "Mode `l2dsr` reaches machines of the same segment only. The way to this one has a router.";
             "Use `ipip` for the service (`guideway.dev/mode`), or move the edge into the segment.";
@@ -165,14 +165,14 @@ explanations! {
             "Look at the machine's memory.";
         "malformed_inner": "edge sent no IP packet inside";
             "A trusted source sent IP-in-IP, and what is inside is no IP packet.";
-            "Look at who sends it with `guideway capture reason malformed_inner -w FILE`; is `trusted_edges` too wide?";
+            "Look at the sender with `guideway capture reason malformed_inner -w FILE`. Is `trusted_edges` too wide?";
         "ecn_dropped": "congestion on the way (ECN)";
             "A router marked the outer header for congestion, and the packet inside cannot carry the mark (RFC 6040).";
             "Some are normal on a busy path. If there are many, look for the congested link between edge and node.";
     }
     fail {
         "unsupported": "device takes no frames from XDP";
-            "The driver cannot send what XDP redirects. A veth can where its peer has an XDP program or GRO.";
+            "The driver cannot send frames that XDP redirects. A veth can if its peer has an XDP program or GRO.";
             "`guideway check --interface DEV` says what to do; for a veth, put a pass-through program on its peer.";
         "device_down": "device is down";
             "The device by which the frame was to leave is down.";
@@ -198,8 +198,8 @@ explanations! {
             "The destination MAC is a group address.";
             NOTHING;
         "vlan_depth": "too many VLAN tags";
-            "The frame has more than two VLAN tags.";
-            "Services are found behind up to two tags: take the others off before.";
+            "The frame has more than two VLAN tags; for a service of mode `nat`, more than one, or one of 802.1ad.";
+            "Have the switch take off the tags that are too many.";
         "not_ip": "neither IPv4 nor IPv6";
             "ARP, LLDP and the like.";
             NOTHING;
@@ -210,7 +210,7 @@ explanations! {
             "Version or header length contradict the Ethernet type or each other.";
             "Nothing; the kernel drops it.";
         "extension_depth": "too many extension headers";
-            "A longer chain of IPv6 extension headers than is followed, to no VIP.";
+            "A packet to no VIP with more IPv6 extension headers than Guideway follows.";
             NOTHING;
         "routing_header": "IPv6 routing header";
             "A routing header with segments left: the destination is not the final one.";
@@ -235,10 +235,10 @@ explanations! {
             NOTHING;
         "encap_not_ours": "IP-in-IP, not taken out here";
             "IP-in-IP for an address at which this machine takes no outer headers off, or the machine is no node.";
-            "If edges send it, give this machine the role `node`, and let them send to its address under `nodes`.";
+            "If edges send it, give this machine the role `node`, and have them send to its address under `nodes`.";
         "encap_untrusted": "IP-in-IP from a stranger";
-            "An outer header from a source that is no trusted edge; `guideway drops` names the last one.";
-            "If it is an edge of yours: `trusted_edges`, or in Kubernetes the EndpointSlice with the edges outside the cluster.";
+            "IP-in-IP whose outer source is no trusted edge. `guideway drops` names the last such source.";
+            "If it is an edge of yours, list it under `trusted_edges`, or in Kubernetes in the EndpointSlice with the edges outside the cluster.";
         "decapsulated": "from an edge, VIP on lo";
             "An edge sent it for a VIP that this machine has itself. The outer header was taken off.";
             NOTHING;
@@ -278,10 +278,10 @@ explanations! {
             "TTL or hop limit too low for one more hop.";
             NOTHING;
         "port_unreachable": "nothing serves this UDP port";
-            "A UDP or SCTP packet to a VIP's port without a service, or to a service without backends.";
+            "A UDP or SCTP packet to a port of a VIP that no service has, or to a service without backends.";
             "If the port should be served, see `guideway services` and `guideway backends`.";
         "reset": "nothing serves this TCP port";
-            "A TCP packet to a VIP's port without a service, or to a service without backends.";
+            "A TCP packet to a port of a VIP that no service has, to a service without backends, or of a connection to a pod that has gone.";
             "If the port should be served, see `guideway services` and `guideway backends`.";
         "neighbour": "answered ARP or ND for a VIP";
             "A neighbour asked for the MAC of an announced address.";

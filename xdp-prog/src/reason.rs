@@ -100,7 +100,7 @@ reasons! {
         SourceRange = "source_range",
         /// An ICMP error about a packet of a service without backends.
         NoBackend = "no_backend",
-        /// TTL or hop limit too low for one more hop.
+        /// NAT mode: the TTL or hop limit of a later fragment or an ICMP error is too low for one more hop.
         TtlExpired = "ttl_expired",
         /// The service has backends, but none that this machine may use (`externalTrafficPolicy: Local`).
         NoLocalBackend = "no_local_backend",

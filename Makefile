@@ -59,7 +59,7 @@ check:
 	@deploy/setup.sh test
 	$(call step,fmt)
 	$(call step,clippy clippy-bpf)
-	$(call step,host)
+	$(call step,host doc)
 	$(call step,cases)
 	$(call step,frames)
 	@echo "==> all steps passed"

@@ -1,7 +1,7 @@
 //! The report of one or several results: one HTML file that needs nothing else.
 //!
-//! The page holds no script, and its policy forbids every request. The measured data is in the page: [`embed`]
-//! puts it there, and `verify` takes it out, computes all figures again and makes the page again.
+//! The page holds no script, and its policy forbids every request. The measured data is in the page, from where
+//! `verify` takes it, computes all figures again and makes the page again.
 
 mod chart;
 mod curves;

@@ -8,7 +8,7 @@
 //! | `SERIES.STREAM.csv` | the same, one line for each distinct value, in nanoseconds |
 //!
 //! Figures come from the logs alone, by [`figures`]: histograms are merged, percentiles are never averaged. So
-//! whoever has the directory can compute every figure again, and [`Files::check`] does.
+//! whoever has the directory can compute every figure again, and `verify` does.
 
 mod directory;
 mod distribution;

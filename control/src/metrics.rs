@@ -1,7 +1,7 @@
 //! The agent's metrics in the OpenMetrics text format, for Prometheus.
 //!
 //! Every metric is declared once, in the file of its subject. `deploy/docs/metrics.md` lists them for users, and a
-//! test keeps the two equal. The values are read for each scrape. Only [`Others`] is kept in between.
+//! test keeps the two equal. The values are read for each scrape. Only the series of others are kept in between.
 
 mod agent;
 mod encoder;

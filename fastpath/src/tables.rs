@@ -363,8 +363,8 @@ impl Tables {
         if self.retired.count() == 0 {
             return;
         }
-        // The programs' notes contain ids too. If their epoch cannot be ended, the ids stay retired.
-        if self.begin_epoch().is_err() {
+        // The programs' notes contain ids too. If they cannot be invalidated, the ids stay retired.
+        if self.invalidate_notes().is_err() {
             return;
         }
         // Tell the readers of counters, long before the ids are reused, that nobody has these ids.

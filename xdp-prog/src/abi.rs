@@ -43,7 +43,7 @@ pub use self::announce::{ANNOUNCE_NS, Claim, is_announcing};
 pub use self::backend::{
     BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, BACKEND_V6, Backend, HOP_GATEWAY, NextHop,
 };
-pub use self::delivery::{DeliveryKey, DeliveryKeys, DeliveryNote, DeliveryNotes, FlowHash};
+pub use self::delivery::{DeliveryKey, DeliveryKeys, DeliveryNote, DeliveryNotes, NoteLineHash};
 pub use self::flow::{
     Datagram, FLOW_ACCEPTED, FLOW_ASKED, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_FORWARD, FLOW_HAIRPIN,
     FLOW_RESET, PodFlow, RENEWAL_NS, Tuple,
@@ -295,8 +295,8 @@ pub struct Config {
     /// [`CONFIG_NODE`], [`CONFIG_PROBES`], [`CONFIG_ANNOUNCE`], [`CONFIG_OVERFLOW`].
     pub flags: u32,
     /// Number that rises after each change of addresses, trusted edges, services and pods. Notes of the programs
-    /// count only in the epoch that they were made in.
-    pub epoch: u32,
+    /// count only in the generation that they were made in.
+    pub notes_generation: u32,
     /// MTU of the uplinks in bytes. MSS options are clamped to it, less the outer header; 0 clamps none.
     pub mtu: u32,
     /// First source port of NAT mode.

@@ -21,6 +21,7 @@ pub mod egress;
 pub mod failure;
 pub mod family;
 pub mod flow;
+pub mod flow_state;
 pub mod frame;
 pub mod ip;
 pub mod maglev;

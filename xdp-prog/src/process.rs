@@ -6,8 +6,9 @@ use crate::{
         edge::{self, neighbour, probe},
         fragment, icmp, nat,
         node::{
-            deliver::{self, FlowLookup},
-            local, noted, pod_flow, receive, stack,
+            decap,
+            flow_lookup::{self, FlowLookup},
+            local, pod_flow, receive, stack,
         },
     },
     frame::{FrameMut, FrameSum},
@@ -15,7 +16,7 @@ use crate::{
     rewrite,
     stage::Stage,
     verdict::{
-        Advertise, ClientAtPod, Decap, Deliver, DeliverError, Ending, Reply, ReplyPath,
+        Advertise, ClientAtPod, Decap, Delivery, Ending, ErrorDelivery, Reply, ReplyPath,
         TranslateError, Verdict,
     },
     wire::protocol,
@@ -57,13 +58,13 @@ pub fn resume<F: FrameMut + FrameSum, T: World>(
     ingress: u32,
 ) -> Action {
     let verdict = match stage {
-        Stage::Receive => match noted::decide(frame, tables) {
-            Verdict::Deliver(deliver) => {
-                return conclude(tables, deliver_as_noted(frame, tables, &deliver));
+        Stage::Receive => match receive::decide(frame, tables) {
+            Verdict::Deliver(delivery) => {
+                return action_or_drop(tables, deliver_by_note(frame, tables, &delivery));
             }
             verdict => verdict,
         },
-        Stage::Decap => receive::decide(frame, tables),
+        Stage::Decap => decap::decide(frame, tables),
         Stage::Local => local::decide(frame, tables),
         Stage::Icmp => icmp::decide(frame, tables),
         Stage::Fragment => fragment::decide(frame, tables),
@@ -76,17 +77,19 @@ pub fn resume<F: FrameMut + FrameSum, T: World>(
         Stage::FragmentWithin => fragment::decide_within(frame, tables),
         Stage::Answer => return reply(frame, tables, ingress),
         Stage::IcmpLocal => match icmp::local::decide(frame, tables) {
-            Ok(error) => return conclude(tables, deliver_error(frame, tables, &error)),
+            Ok(error) => return action_or_drop(tables, deliver_error(frame, tables, &error)),
             Err(verdict) => verdict,
         },
         Stage::NatFragment => nat::fragment::decide(frame, tables),
         Stage::NatIcmp => match nat::icmp::decide(frame, tables) {
-            Ok(error) => return conclude(tables, translate_error(frame, tables, ingress, &error)),
+            Ok(error) => {
+                return action_or_drop(tables, translate_error(frame, tables, ingress, &error));
+            }
             Err(verdict) => verdict,
         },
         Stage::Neighbour => return advertise(frame, tables, ingress),
         Stage::Path => icmp::path::decide(frame, tables),
-        Stage::PodFlow => return conclude(tables, deliver_of_new_flow(frame, tables)),
+        Stage::PodFlow => return action_or_drop(tables, deliver_of_new_flow(frame, tables)),
     };
     carry_out(frame, tables, ingress, verdict)
 }
@@ -108,7 +111,7 @@ fn carry_out<F: FrameMut + FrameSum, T: World>(
         Verdict::Forward(forward) => match rewrite::forward(frame, &forward) {
             Ok(()) => {
                 tables.count_forward(forward.service, forward.backend, forward.length as u64);
-                return send(forward.hop.ifindex, ingress);
+                return transmit_or_redirect(forward.hop.ifindex, ingress);
             }
             Err(reason) => reason,
         },
@@ -121,7 +124,7 @@ fn carry_out<F: FrameMut + FrameSum, T: World>(
                         tables.count_forward(service, backend, translate.length as u64);
                     }
                 }
-                return send(translate.by.ifindex, ingress);
+                return transmit_or_redirect(translate.by.ifindex, ingress);
             }
             Err(reason) => reason,
         },
@@ -133,7 +136,7 @@ fn carry_out<F: FrameMut + FrameSum, T: World>(
             });
             return Action::Continue(Stage::Answer);
         }
-        Verdict::Deliver(deliver) => match hand_to_pod(frame, tables, &deliver) {
+        Verdict::Deliver(delivery) => match hand_to_pod(frame, tables, &delivery) {
             Ok(action) => return action,
             Err(reason) => reason,
         },
@@ -147,7 +150,7 @@ fn carry_out<F: FrameMut + FrameSum, T: World>(
 }
 
 #[inline(always)]
-const fn send(ifindex: u32, ingress: u32) -> Action {
+const fn transmit_or_redirect(ifindex: u32, ingress: u32) -> Action {
     if ifindex == ingress {
         Action::Transmit
     } else {
@@ -157,7 +160,7 @@ const fn send(ifindex: u32, ingress: u32) -> Action {
 
 /// Returns the action, or counts the reason of a drop.
 #[inline(always)]
-fn conclude<T: World>(tables: &T, done: Result<Action, DropReason>) -> Action {
+fn action_or_drop<T: World>(tables: &T, done: Result<Action, DropReason>) -> Action {
     match done {
         Ok(action) => action,
         Err(reason) => {
@@ -169,13 +172,13 @@ fn conclude<T: World>(tables: &T, done: Result<Action, DropReason>) -> Action {
 
 /// Ends a packet that gets no answer.
 #[inline(always)]
-fn end<T: World>(tables: &T, ending: Ending) -> Action {
+fn end_unanswered<T: World>(tables: &T, ending: Ending) -> Action {
     match ending {
         Ending::Pass(reason) => {
             tables.count_reason(reason.index());
             Action::Pass
         }
-        Ending::Drop(reason) => conclude(tables, Err(reason)),
+        Ending::Drop(reason) => action_or_drop(tables, Err(reason)),
     }
 }
 
@@ -183,23 +186,23 @@ fn end<T: World>(tables: &T, ending: Ending) -> Action {
 fn hand_to_pod<F: FrameMut, T: World>(
     frame: &mut F,
     tables: &T,
-    deliver: &Deliver<'_>,
+    delivery: &Delivery<'_>,
 ) -> Result<Action, DropReason> {
-    let deliver = deliver.relayed(tables).ok_or(DropReason::StageMissing)?;
-    let Some(lookup) = deliver::look_up(frame, tables, &deliver) else {
+    let delivery = delivery.relayed(tables).ok_or(DropReason::StageMissing)?;
+    let Some(lookup) = flow_lookup::look_up(frame, tables, &delivery) else {
         return Err(DropReason::NoHeadroom);
     };
     match lookup {
-        FlowLookup::Embryonic if deliver.protocol == protocol::TCP => {
-            deliver.hand_over(tables, false);
+        FlowLookup::Embryonic if delivery.protocol == protocol::TCP => {
+            delivery.hand_over(tables, false);
             Ok(Action::Continue(Stage::PodFlow))
         }
         FlowLookup::Established | FlowLookup::Embryonic => {
-            show_to_pod(frame, tables, &deliver, deliver.own_client())?;
+            rewrite_and_count(frame, tables, &delivery, delivery.unchanged_client())?;
             Ok(Action::Pass)
         }
         lookup => {
-            deliver.hand_over(tables, lookup == FlowLookup::Unknown);
+            delivery.hand_over(tables, lookup == FlowLookup::Unknown);
             Ok(Action::Continue(Stage::PodFlow))
         }
     }
@@ -207,12 +210,12 @@ fn hand_to_pod<F: FrameMut, T: World>(
 
 /// Delivers a packet as others of its flow were.
 #[inline(always)]
-fn deliver_as_noted<F: FrameMut, T: World>(
+fn deliver_by_note<F: FrameMut, T: World>(
     frame: &mut F,
     tables: &T,
-    deliver: &Deliver<'_>,
+    delivery: &Delivery<'_>,
 ) -> Result<Action, DropReason> {
-    show_to_pod(frame, tables, deliver, deliver.own_client())?;
+    rewrite_and_count(frame, tables, delivery, delivery.unchanged_client())?;
     Ok(Action::Pass)
 }
 
@@ -222,21 +225,21 @@ fn deliver_of_new_flow<F: FrameMut, T: World>(
     frame: &mut F,
     tables: &T,
 ) -> Result<Action, DropReason> {
-    let (deliver, client_at_pod) = pod_flow::settle(frame, tables)?;
-    show_to_pod(frame, tables, &deliver, client_at_pod)?;
+    let (delivery, client_at_pod) = pod_flow::settle(frame, tables)?;
+    rewrite_and_count(frame, tables, &delivery, client_at_pod)?;
     Ok(Action::Pass)
 }
 
 /// Translates a packet for its pod, which sees the client as `client_at_pod`, and counts it.
 #[inline(always)]
-fn show_to_pod<F: FrameMut, T: World>(
+fn rewrite_and_count<F: FrameMut, T: World>(
     frame: &mut F,
     tables: &T,
-    deliver: &Deliver<'_>,
+    delivery: &Delivery<'_>,
     client_at_pod: ClientAtPod,
 ) -> Result<(), DropReason> {
-    rewrite::deliver(frame, deliver, client_at_pod)?;
-    tables.count_forward(deliver.service, deliver.id, deliver.length as u64);
+    rewrite::deliver(frame, delivery, client_at_pod)?;
+    tables.count_forward(delivery.service, delivery.id, delivery.length as u64);
     tables.count_reason(PassReason::Delivered.index());
     Ok(())
 }
@@ -245,10 +248,10 @@ fn show_to_pod<F: FrameMut, T: World>(
 fn deliver_error<F: FrameMut + FrameSum, T: World>(
     frame: &mut F,
     tables: &T,
-    deliver: &DeliverError<'_>,
+    delivery: &ErrorDelivery<'_>,
 ) -> Result<Action, DropReason> {
-    rewrite::deliver_error(frame, deliver)?;
-    tables.count_forward(deliver.service, deliver.id, deliver.length as u64);
+    rewrite::deliver_error(frame, delivery)?;
+    tables.count_forward(delivery.service, delivery.id, delivery.length as u64);
     tables.count_reason(PassReason::Delivered.index());
     Ok(Action::Pass)
 }
@@ -269,7 +272,7 @@ fn translate_error<F: FrameMut + FrameSum, T: World>(
             tables.count_forward(service, backend, error.error.length as u64);
         }
     }
-    Ok(send(by.ifindex, ingress))
+    Ok(transmit_or_redirect(by.ifindex, ingress))
 }
 
 #[inline(always)]
@@ -306,14 +309,14 @@ fn advertise<F: FrameMut + FrameSum, T: World>(frame: &mut F, tables: &T, ingres
     let answered = match neighbour::decide(frame, tables, ingress) {
         Ok(Advertise::Arp { l3, mac }) => rewrite::neighbour::arp(frame, l3, mac),
         Ok(Advertise::Neighbour { l3, mac }) => rewrite::neighbour::advertisement(frame, l3, mac),
-        Err(ending) => return end(tables, ending),
+        Err(ending) => return end_unanswered(tables, ending),
     };
     match answered {
         Ok(()) => {
             tables.count_reason(ReplyReason::Neighbour.index());
             Action::Transmit
         }
-        Err(reason) => conclude(tables, Err(reason)),
+        Err(reason) => action_or_drop(tables, Err(reason)),
     }
 }
 
@@ -325,13 +328,13 @@ fn advertise<F: FrameMut + FrameSum, T: World>(frame: &mut F, tables: &T, ingres
 fn reply<F: FrameMut + FrameSum, T: World>(frame: &mut F, tables: &T, ingress: u32) -> Action {
     let reply = match answer::decide(frame, tables) {
         Ok(reply) => reply,
-        Err(ending) => return end(tables, ending),
+        Err(ending) => return end_unanswered(tables, ending),
     };
     let sent = send_reply(frame, tables, reply, ingress);
     if sent.is_ok() {
         tables.count_reason(reply.reason().index());
     }
-    conclude(tables, sent)
+    action_or_drop(tables, sent)
 }
 
 #[inline(always)]
@@ -346,7 +349,7 @@ fn send_reply<F: FrameMut + FrameSum, T: World>(
         None => (ReplyPath::back(&reply), Action::Transmit),
         Some(_) => {
             let (way, ifindex) = answer::way_to_client(frame, tables, &reply, ingress)?;
-            (way, send(ifindex, ingress))
+            (way, transmit_or_redirect(ifindex, ingress))
         }
     };
     rewrite::reply(frame, &reply, &way)?;

@@ -20,7 +20,7 @@ use crate::{
     family::Family,
     frame::FrameMut,
     reason::DropReason,
-    verdict::{ClientAtPod, Deliver, Forward, Outer, RestoreSource, SeenByPod},
+    verdict::{ClientAtPod, Delivery, Forward, Outer, RestoreSource, SeenByPod},
     wire::{
         ethernet::{self, Ethernet, VlanTag},
         ipv4::{DONT_FRAGMENT, Ipv4},
@@ -232,30 +232,30 @@ fn ipv4_header(
 #[inline(always)]
 pub fn deliver<F: FrameMut>(
     frame: &mut F,
-    deliver: &Deliver<'_>,
+    delivery: &Delivery<'_>,
     client_at_pod: ClientAtPod,
 ) -> Result<(), DropReason> {
-    if let Some(decap) = &deliver.decap {
+    if let Some(decap) = &delivery.decap {
         decap::mend_inner(frame, decap)?;
     }
-    let difference = match deliver.family {
-        Family::V4 => translate_v4(frame, deliver, client_at_pod.seen_by_pod)?,
-        Family::V6 => translate_v6(frame, deliver, client_at_pod.seen_by_pod)?,
+    let difference = match delivery.family {
+        Family::V4 => translate_v4(frame, delivery, client_at_pod.seen_by_pod)?,
+        Family::V6 => translate_v6(frame, delivery, client_at_pod.seen_by_pod)?,
     };
     let ports = Ports {
         source: client_at_pod.port.to_be_bytes(),
-        destination: deliver.backend.port,
+        destination: delivery.backend.port,
     };
-    if !deliver.is_later {
+    if !delivery.is_later {
         translate::set_transport(
             frame,
-            deliver.protocol.into(),
-            deliver.l4,
+            delivery.protocol.into(),
+            delivery.l4,
             ports,
             difference,
         )?;
     }
-    match &deliver.decap {
+    match &delivery.decap {
         Some(decap) => decap::take_off(frame, decap),
         None => Ok(()),
     }
@@ -264,11 +264,11 @@ pub fn deliver<F: FrameMut>(
 #[inline(always)]
 fn translate_v4<F: FrameMut>(
     frame: &mut F,
-    deliver: &Deliver<'_>,
+    delivery: &Delivery<'_>,
     seen_by_pod: SeenByPod,
 ) -> Result<Sum, DropReason> {
-    let pod = deliver.backend.pod.last_octets();
-    let header = view_mut::<Ipv4, _>(frame, deliver.l3)?;
+    let pod = delivery.backend.pod.last_octets();
+    let header = view_mut::<Ipv4, _>(frame, delivery.l3)?;
     // An address that moves from one end to the other leaves the sum as it is.
     let (source, gone) = match seen_by_pod {
         SeenByPod::Client => (header.source, header.destination),
@@ -285,11 +285,11 @@ fn translate_v4<F: FrameMut>(
 #[inline(always)]
 fn translate_v6<F: FrameMut>(
     frame: &mut F,
-    deliver: &Deliver<'_>,
+    delivery: &Delivery<'_>,
     seen_by_pod: SeenByPod,
 ) -> Result<Sum, DropReason> {
-    let pod = deliver.backend.pod.octets();
-    let header = view_mut::<Ipv6, _>(frame, deliver.l3)?;
+    let pod = delivery.backend.pod.octets();
+    let header = view_mut::<Ipv6, _>(frame, delivery.l3)?;
     let difference = match seen_by_pod {
         SeenByPod::Client => Sum::ZERO.replace_array(&header.destination, &pod),
         SeenByPod::Destination => {

@@ -1,11 +1,11 @@
 //! Verdicts: `decide` says by them what becomes of a packet, and `rewrite` carries them out.
 
-mod deliver;
+mod delivery;
 mod reply;
 mod translate;
 
 pub use self::{
-    deliver::{ClientAtPod, Deliver, DeliverError, SeenByPod},
+    delivery::{ClientAtPod, Delivery, ErrorDelivery, SeenByPod},
     reply::{Reply, ReplyPath},
     translate::{Translate, TranslateError},
 };
@@ -30,7 +30,7 @@ pub enum Verdict<'t> {
     /// Take the outer header off and hand the rest to the stack.
     Decap(Decap),
     /// Translate it for a pod of this machine and hand it to the stack.
-    Deliver(Deliver<'t>),
+    Deliver(Delivery<'t>),
     /// Send it, translated, to the other end of a NAT mode flow.
     Translate(Translate<'t>),
     /// Leave the frame to another stage, which parses it anew.

@@ -54,7 +54,7 @@ impl Tables {
         }
         // The earlier agent may have ended right after it took something out of use, and notes of the programs may
         // name that too.
-        self.begin_epoch()?;
+        self.invalidate_notes()?;
         grace::wait();
         self.index.reclaim();
         self.retain_egress_ports();

@@ -4,7 +4,8 @@ use std::{net::SocketAddr, time::Duration};
 
 use xdp_prog::{
     abi::{NAT_OPEN, NatReverse, PodFlow, Tuple, age, map},
-    decide::{nat::may_be_over_after, node::deliver::is_live},
+    decide::nat::may_be_over_after,
+    flow_state::is_live,
     world::FlowTable,
 };
 

@@ -7,7 +7,7 @@
 
 use xdp_prog::{
     abi::{Datagram, LocalFlow, PodFlow, Tuple, map},
-    decide::node::deliver::is_live,
+    flow_state::is_live,
     world::FlowTable,
 };
 

@@ -25,7 +25,7 @@ impl Tables {
     pub fn set_settings(&mut self, settings: Settings) -> Result<(), TableError> {
         let settings_alone = config_of(&settings);
         let config = Config {
-            epoch: self.current_config.epoch.wrapping_add(1),
+            notes_generation: self.current_config.notes_generation.wrapping_add(1),
             flags: settings_alone.flags
                 | self.current_config.flags & (CONFIG_ANNOUNCE | CONFIG_OVERFLOW),
             delivery_keys: self.current_config.delivery_keys,
@@ -43,18 +43,17 @@ impl Tables {
         self.rewrite_next_hops()
     }
 
-    /// Invalidates the programs' notes after a change of the tables, and makes the programs look in the index's
-    /// overflow while it has entries.
+    /// Invalidates the programs' notes after a change of the tables. With it goes whether the index's overflow has
+    /// entries, and is to be asked.
     ///
     /// # Errors
     ///
     /// Fails if the kernel refuses the write.
-    /// When the kernel refuses the write.
-    pub(super) fn begin_epoch(&mut self) -> Result<(), TableError> {
+    pub(super) fn invalidate_notes(&mut self) -> Result<(), TableError> {
         let others = self.current_config.flags & !CONFIG_OVERFLOW;
         let has_overflow = self.index.overflow().used > 0;
         self.set_config(Config {
-            epoch: self.current_config.epoch.wrapping_add(1),
+            notes_generation: self.current_config.notes_generation.wrapping_add(1),
             flags: others | if has_overflow { CONFIG_OVERFLOW } else { 0 },
             ..self.current_config
         })
@@ -90,7 +89,7 @@ impl Tables {
             Ok(()) => addresses,
             Err(_) => addresses_of(self.vips.held()).into(),
         };
-        self.begin_epoch()?;
+        self.invalidate_notes()?;
         outcome
     }
 
@@ -108,7 +107,7 @@ impl Tables {
         // The keys have no bits beyond the prefix length.
         let wanted: BTreeSet<IpNet> = wanted.iter().map(IpNet::trunc).collect();
         let outcome = self.trusted_edges.replace_set(&wanted);
-        self.begin_epoch()?;
+        self.invalidate_notes()?;
         outcome
     }
 

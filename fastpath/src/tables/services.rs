@@ -61,7 +61,7 @@ impl Tables {
         spec: Arc<ServiceSpec>,
     ) -> Result<Change, TableError> {
         let outcome = self.replace_service(key, spec);
-        self.begin_epoch()?;
+        self.invalidate_notes()?;
         self.reclaim_if_worth_it();
         outcome
     }
@@ -133,7 +133,7 @@ impl Tables {
             });
             self.drop_backends(service.backends.iter().copied());
         }
-        self.begin_epoch()?;
+        self.invalidate_notes()?;
         self.reclaim_if_worth_it();
         Ok(true)
     }

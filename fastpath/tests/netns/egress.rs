@@ -30,7 +30,7 @@ use forge::{Forger, Says};
 use lab::{Machine, Offload, Topology, output, vip_v4, vip_v6, wait_until};
 use xdp_prog::{
     abi::{FlowNote, PodFlow, Tuple, map},
-    decide::node::deliver::HOLD_UNPROVED_NS,
+    flow_state::HOLD_UNPROVED_NS,
 };
 
 const PORT: u16 = 80;

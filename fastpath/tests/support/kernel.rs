@@ -38,7 +38,7 @@ pub(crate) const HEADROOM: usize = 256;
 pub(crate) struct Kernel {
     pub(crate) ebpf: Ebpf,
     /// Contents that the tables have had.
-    epoch: u32,
+    generation: u32,
 }
 
 impl Kernel {
@@ -103,15 +103,18 @@ impl Kernel {
         program(&mut ebpf, abi::XDP_PROGRAM)
             .load()
             .context("loading the program")?;
-        Ok(Self { ebpf, epoch: 0 })
+        Ok(Self {
+            ebpf,
+            generation: 0,
+        })
     }
 
     /// Replaces the contents of all tables.
     pub(crate) fn install(&mut self, tables: &TableSet) -> Result<(), MapError> {
         forget_notes(&mut self.ebpf)?;
-        self.epoch += 1;
+        self.generation += 1;
         let config = Config {
-            epoch: self.epoch,
+            notes_generation: self.generation,
             ..tables.indexed_config()
         };
         self.fill_array(map::CONFIG, &[config])?;

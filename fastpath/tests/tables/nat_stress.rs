@@ -19,10 +19,8 @@ use lab::wait_for;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use xdp_prog::{
     abi::{NAT_ANSWERED, NAT_OPEN, NatForward, NatMark, NatReverse, Tuple, map},
-    decide::{
-        nat::{GUARD_NS, QUIET_DATAGRAMS_NS, SPAN_OF_USE_NS},
-        node::deliver::IDLE_UDP_NS,
-    },
+    decide::nat::{GUARD_NS, QUIET_DATAGRAMS_NS, SPAN_OF_USE_NS},
+    flow_state::IDLE_UDP_NS,
     wire::protocol::UDP,
 };
 

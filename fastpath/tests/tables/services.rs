@@ -237,7 +237,7 @@ fn a_weight_too_small_for_the_table_names_the_backend() {
 fn every_change_ends_what_programs_have_noted() {
     let (loaded, mut tables) = small();
     let config = array::<Config>(&loaded, map::CONFIG);
-    let mut before = config.get(&0, 0).unwrap().epoch;
+    let mut before = config.get(&0, 0).unwrap().notes_generation;
     let key = service("10.99.0.1:80/tcp");
     let changes: [&dyn Fn(&mut Tables); 6] = [
         &|tables| tables.set_addresses(Addresses::default().into()).unwrap(),
@@ -253,7 +253,7 @@ fn every_change_ends_what_programs_have_noted() {
     ];
     for (index, change) in changes.iter().enumerate() {
         change(&mut tables);
-        let after = config.get(&0, 0).unwrap().epoch;
+        let after = config.get(&0, 0).unwrap().notes_generation;
         assert_ne!(after, before, "change {index}");
         before = after;
     }

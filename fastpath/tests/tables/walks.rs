@@ -15,10 +15,8 @@ use xdp_prog::{
         NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NatForward, NatLink, NatMark, NatReverse,
         PodFlow, Tuple, map,
     },
-    decide::{
-        nat::{GUARD_NS, IDLE_CLOSED_NS, IDLE_HALF_OPEN_TCP_NS},
-        node::deliver::IDLE_TCP_NS,
-    },
+    decide::nat::{GUARD_NS, IDLE_CLOSED_NS, IDLE_HALF_OPEN_TCP_NS},
+    flow_state::IDLE_TCP_NS,
     wire::protocol::{TCP, UDP},
 };
 

@@ -65,14 +65,14 @@ impl DeliveryKeys {
 
     /// Hashes a client's flow: the addresses of its packets, and both ports in wire order, the source's first.
     #[inline(always)]
-    pub const fn flow(&self, addresses: u64, ports: u32) -> FlowHash {
+    pub const fn flow(&self, addresses: u64, ports: u32) -> NoteLineHash {
         let [a, b, c, ..] = self.narrow;
-        FlowHash(product(addresses, [a, b]).wrapping_add(c.wrapping_mul(ports as u64)))
+        NoteLineHash(product(addresses, [a, b]).wrapping_add(c.wrapping_mul(ports as u64)))
     }
 
     /// Hashes a client's flow.
     #[inline(always)]
-    pub const fn flow_of(&self, forward: &Tuple) -> FlowHash {
+    pub const fn flow_of(&self, forward: &Tuple) -> NoteLineHash {
         let (source, destination) = (forward.source(), forward.destination());
         let addresses = if source.is_mapped() {
             Self::addresses_v4(source.last_octets(), destination.last_octets())
@@ -87,15 +87,15 @@ impl DeliveryKeys {
     #[inline(always)]
     pub const fn key(
         &self,
-        flow: FlowHash,
+        flow: NoteLineHash,
         outer_addresses: u64,
         kind: u64,
-        epoch: u32,
+        generation: u32,
         time: u64,
     ) -> DeliveryKey {
         let [_, _, _, a, b, c, d] = self.narrow;
-        // Nobody chooses epoch and time: here it is enough that no two are the same.
-        let period = (time >> DeliveryNote::PERIOD_SHIFT) << 32 | epoch as u64;
+        // Nobody chooses generation and time: here it is enough that no two are the same.
+        let period = (time >> DeliveryNote::PERIOD_SHIFT) << 32 | generation as u64;
         let fingerprint = flow
             .0
             .wrapping_add(product(outer_addresses, [a, b]))
@@ -118,9 +118,9 @@ const fn product(word: u64, keys: [u64; 2]) -> u64 {
 
 /// Keyed hash of a client's flow, of which the topmost bits are good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FlowHash(u64);
+pub struct NoteLineHash(u64);
 
-impl FlowHash {
+impl NoteLineHash {
     /// Returns the line of `DELIVERY_NOTES` in which the notes of the flow lie.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "there are fewer lines")]
@@ -246,9 +246,9 @@ mod tests {
         DeliveryKeys::new(|index| mix(mix(index as u64 + 1)))
     }
 
-    fn key_at(epoch: u32, time: u64) -> DeliveryKey {
+    fn key_at(generation: u32, time: u64) -> DeliveryKey {
         let flow = keys().flow(1, 2);
-        keys().key(flow, 3, 4, epoch, time)
+        keys().key(flow, 3, 4, generation, time)
     }
 
     #[test]
@@ -307,9 +307,9 @@ mod tests {
             flipped[bit / 64] ^= 1 << (bit % 64);
             assert!(folded.insert(v6(source, flipped)));
         }
-        let of = |addresses, ports, outer, kind, epoch| {
+        let of = |addresses, ports, outer, kind, generation| {
             let flow = keys.flow(addresses, ports);
-            keys.key(flow, outer, kind, epoch, NOW).fingerprint
+            keys.key(flow, outer, kind, generation, NOW).fingerprint
         };
         let mut seen = BTreeSet::from([of(0, 0, 0, 0, 0)]);
         for bit in 0..64 {

@@ -30,26 +30,26 @@ pub struct Untrusted {
 #[repr(C)]
 pub struct Shortcut {
     key: Tuple,
-    /// [`Config::epoch`](super::Config::epoch) plus one, so that an entry that was never written is never valid.
-    epoch: u64,
+    /// [`Config::notes_generation`](super::Config::notes_generation) plus one, so that an entry that was never written is never valid.
+    generation: u64,
     value: u64,
 }
 
 impl Shortcut {
-    /// Makes the note of a look-up that began in `epoch`.
+    /// Makes the note of a look-up that began in `generation`.
     #[inline(always)]
-    pub const fn new(key: Tuple, epoch: u32, value: u64) -> Self {
+    pub const fn new(key: Tuple, generation: u32, value: u64) -> Self {
         Self {
             key,
-            epoch: epoch as u64 + 1,
+            generation: generation as u64 + 1,
             value,
         }
     }
 
-    /// Returns the noted result if this is the look-up's note, of this epoch.
+    /// Returns the noted result if this is the look-up's note, of this generation.
     #[inline(always)]
-    pub const fn value(&self, key: &Tuple, epoch: u32) -> Option<u64> {
-        if self.epoch == epoch as u64 + 1 && self.key.is(key) {
+    pub const fn value(&self, key: &Tuple, generation: u32) -> Option<u64> {
+        if self.generation == generation as u64 + 1 && self.key.is(key) {
             Some(self.value)
         } else {
             None

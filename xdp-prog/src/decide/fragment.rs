@@ -12,8 +12,8 @@ use super::{
     address::{has_node_ports, is_vip},
     edge::balance,
     head::Head,
-    node::receive,
-    owner::{find, find_with_pods, owner, tagged_owner},
+    node::decap,
+    owner::{find_service, find_with_pods, owner, tagged_owner},
 };
 use crate::{
     abi::{CONFIG_NODE, SERVICE_NAT},
@@ -22,7 +22,7 @@ use crate::{
     parse::{self, Packet},
     reason::{DropReason, PassReason},
     stage::Stage,
-    verdict::{Decap, Deliver, Verdict},
+    verdict::{Decap, Delivery, Verdict},
     wire::protocol,
     world::{HandOver, Tables, World},
 };
@@ -36,7 +36,7 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
 /// Decides what becomes of an encapsulated fragment, whose outer packet is whole.
 #[inline(always)]
 pub fn decide_within<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
-    let decap = match receive::open_frame(frame, tables) {
+    let decap = match decap::open_frame(frame, tables) {
         Ok(decap) => decap,
         Err(verdict) => return verdict,
     };
@@ -66,7 +66,7 @@ fn bare<'t, F: Frame, A: Ip, T: World>(
         Err(_) => return Verdict::Pass(PassReason::FragmentNotOurs),
     };
     let flow = head.flow(packet);
-    let found = match find(tables, &flow) {
+    let found = match find_service(tables, &flow) {
         Ok(found) => found,
         Err(Verdict::Continue(Stage::NatReply)) => {
             return follow_nat(tables, &head, packet, 0, Stage::NatReply);
@@ -148,7 +148,7 @@ fn within<'t, F: Frame, A: Ip, T: World>(
     match tagged_owner(tables, &found, &flow, head.flags, decap.tag) {
         Some(owner) => {
             let (ports, flags) = (head.ports, head.flags);
-            Verdict::Deliver(Deliver::new(packet, ports, flags, &owner, Some(decap)))
+            Verdict::Deliver(Delivery::new(packet, ports, flags, &owner, Some(decap)))
         }
         None => Verdict::Drop(DropReason::UnknownPod),
     }

@@ -12,7 +12,7 @@ use super::{
     address::is_vip,
     edge::{balance, neighbour},
     message::{Kind, Messages, has_service, is_too_big, kind, quoted},
-    owner::{find, owner},
+    owner::{find_service, owner},
 };
 use crate::{
     abi::SERVICE_NAT,
@@ -67,7 +67,7 @@ fn decide_message<'t, F: Frame, A: Messages, T: World>(
         };
     }
     let flow = &quote.flow;
-    let found = match find(tables, flow) {
+    let found = match find_service(tables, flow) {
         Ok(found) => found,
         Err(Verdict::Drop(reason)) => return Verdict::Drop(reason),
         Err(Verdict::Continue(Stage::NatReply)) => return go_on(tables, 0, 0, Stage::NatIcmp),

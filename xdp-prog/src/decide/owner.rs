@@ -23,14 +23,14 @@ use crate::{
 
 /// The service of a packet.
 #[derive(Clone, Copy, Debug)]
-pub struct Found {
+pub struct FoundService {
     /// Service id.
     pub id: u32,
     /// The service's entry as it was read.
     pub entry: Service,
 }
 
-impl Found {
+impl FoundService {
     /// Returns the service that an earlier stage has found; `None` if it has gone since.
     #[inline(always)]
     pub fn handed_over<T: Tables>(tables: &T, id: u32) -> Option<Self> {
@@ -53,29 +53,32 @@ impl Found {
 ///
 /// Returns the verdict on a packet without a service.
 #[inline(always)]
-pub fn find<'t, A: Ip, T: Tables>(tables: &'t T, flow: &FlowKey<A>) -> Result<Found, Verdict<'t>> {
+pub fn find_service<'t, A: Ip, T: Tables>(
+    tables: &'t T,
+    flow: &FlowKey<A>,
+) -> Result<FoundService, Verdict<'t>> {
     match A::service(tables, flow) {
         Some((entry, check)) => checked(tables, entry.id(), check),
         None => Err(no_service(tables, flow)),
     }
 }
 
-/// Finds the service of a flow at an edge: as [`find`], but a plain service's entry is not read. Its flags seem to be
+/// Finds the service of a flow at an edge: as [`find_service`], but a plain service's entry is not read. Its flags seem to be
 /// none.
 ///
 /// # Errors
 ///
-/// As [`find`].
+/// As [`find_service`].
 #[inline(always)]
-pub fn find_at_edge<'t, A: Ip, T: Tables>(
+pub fn find_service_at_edge<'t, A: Ip, T: Tables>(
     tables: &'t T,
     flow: &FlowKey<A>,
-) -> Result<Found, Verdict<'t>> {
+) -> Result<FoundService, Verdict<'t>> {
     let Some((entry, check)) = A::service(tables, flow) else {
         return Err(no_service(tables, flow));
     };
     match entry.plain() {
-        Some(word) => Ok(Found {
+        Some(word) => Ok(FoundService {
             id: entry.id(),
             entry: Service {
                 word,
@@ -88,10 +91,10 @@ pub fn find_at_edge<'t, A: Ip, T: Tables>(
 
 /// Returns the service with this id, if it is the one whose key has this check.
 #[inline(always)]
-fn checked<'t, T: Tables>(tables: &'t T, id: u32, check: u32) -> Result<Found, Verdict<'t>> {
+fn checked<'t, T: Tables>(tables: &'t T, id: u32, check: u32) -> Result<FoundService, Verdict<'t>> {
     match tables.service(id) {
         Some(entry) if entry.word.check() == check && entry.word.base() != 0 => {
-            Ok(Found { id, entry })
+            Ok(FoundService { id, entry })
         }
         _ => Err(Verdict::Drop(DropReason::TableChanged)),
     }
@@ -102,15 +105,15 @@ fn checked<'t, T: Tables>(tables: &'t T, id: u32, check: u32) -> Result<Found, V
 /// The packet of a NodePort carries the edge's address, which is not this machine's. Such a service is looked up at
 /// the unspecified address.
 #[inline(always)]
-pub fn find_with_pods<A: Ip, T: Tables>(tables: &T, flow: &FlowKey<A>) -> Option<Found> {
-    let found = match find(tables, flow) {
+pub fn find_with_pods<A: Ip, T: Tables>(tables: &T, flow: &FlowKey<A>) -> Option<FoundService> {
+    let found = match find_service(tables, flow) {
         Ok(found) => found,
         Err(_) => {
             let anywhere = FlowKey {
                 destination: A::UNSPECIFIED,
                 ..*flow
             };
-            find(tables, &anywhere).ok()?
+            find_service(tables, &anywhere).ok()?
         }
     };
     (found.entry.flags & SERVICE_PODS != 0).then_some(found)
@@ -158,7 +161,7 @@ pub fn is_from_edge<F: Frame, T: Tables>(frame: &F, tables: &T) -> bool {
 #[inline(always)]
 pub fn owner<'t, A: Ip, T: Tables>(
     tables: &'t T,
-    found: &Found,
+    found: &FoundService,
     flow: &FlowKey<A>,
     is_sent_by_edge: bool,
 ) -> Result<Owner<'t>, Verdict<'t>> {
@@ -166,13 +169,13 @@ pub fn owner<'t, A: Ip, T: Tables>(
         if found.entry.flags & SERVICE_PODS == 0 {
             return Err(Verdict::Pass(PassReason::LocalBackend));
         }
-        return match own_pod(tables, found, flow) {
+        return match choose_own_pod(tables, found, flow) {
             Some(owner) if owner.backend.is_own_pod() => Ok(owner),
             // The pod has left this machine. Passed to the stack, the packet would return to the edge.
             _ => Err(Verdict::Drop(DropReason::UnknownPod)),
         };
     }
-    match owner_among(tables, found, found.entry.word, flow) {
+    match choose_from(tables, found, found.entry.word, flow) {
         Some(owner) => Ok(owner),
         // A plain service's flags are not known yet.
         None => match tables.service(found.id) {
@@ -188,20 +191,24 @@ pub fn owner<'t, A: Ip, T: Tables>(
 #[inline(always)]
 pub fn tagged_owner<'t, A: Ip, T: Tables>(
     tables: &'t T,
-    found: &Found,
+    found: &FoundService,
     flow: &FlowKey<A>,
     flags: TcpFlags,
     tag: Tag,
 ) -> Option<Owner<'t>> {
     match tagged_pod(tables, found, tag) {
         Some(owner) => Some(owner),
-        None => pod_instead(tables, found, flow, flags),
+        None => choose_pod_instead(tables, found, flow, flags),
     }
 }
 
 /// Finds the pod that a tag names, if it is here.
 #[inline(always)]
-pub fn tagged_pod<'t, T: Tables>(tables: &'t T, found: &Found, tag: Tag) -> Option<Owner<'t>> {
+pub fn tagged_pod<'t, T: Tables>(
+    tables: &'t T,
+    found: &FoundService,
+    tag: Tag,
+) -> Option<Owner<'t>> {
     let key = PodKey::new(found.id, tag);
     let id = tables.pod(&key)?.backend(key)?;
     let backend = tables.backend(id)?;
@@ -215,14 +222,14 @@ pub fn tagged_pod<'t, T: Tables>(tables: &'t T, found: &Found, tag: Tag) -> Opti
 
 /// Chooses another pod of this machine if the tag's pod is not here, for a packet that may begin a flow.
 #[inline(always)]
-pub fn pod_instead<'t, A: Ip, T: Tables>(
+pub fn choose_pod_instead<'t, A: Ip, T: Tables>(
     tables: &'t T,
-    found: &Found,
+    found: &FoundService,
     flow: &FlowKey<A>,
     flags: TcpFlags,
 ) -> Option<Owner<'t>> {
     if flow.protocol != protocol::TCP || flags.begins_connection() {
-        own_pod(tables, found, flow)
+        choose_own_pod(tables, found, flow)
     } else {
         None
     }
@@ -230,22 +237,22 @@ pub fn pod_instead<'t, A: Ip, T: Tables>(
 
 /// Chooses one of this machine's own pods.
 #[inline(always)]
-fn own_pod<'t, A: Ip, T: Tables>(
+fn choose_own_pod<'t, A: Ip, T: Tables>(
     tables: &'t T,
-    found: &Found,
+    found: &FoundService,
     flow: &FlowKey<A>,
 ) -> Option<Owner<'t>> {
     if found.entry.local.base() == 0 {
         return None;
     }
-    owner_among(tables, found, found.entry.local, flow)
+    choose_from(tables, found, found.entry.local, flow)
 }
 
 /// Chooses a backend from one of a service's tables; `None` if the table is empty.
 #[inline(always)]
-pub fn owner_among<'t, A: Ip, T: Tables>(
+pub fn choose_from<'t, A: Ip, T: Tables>(
     tables: &'t T,
-    found: &Found,
+    found: &FoundService,
     table: ServiceWord,
     flow: &FlowKey<A>,
 ) -> Option<Owner<'t>> {

@@ -3,10 +3,8 @@
 use super::Memory;
 use crate::{
     abi::{FLOW_FIN_POD, FLOW_RESET, PodFlow, Tuple, age},
-    decide::node::{
-        deliver::{self, IDLE_TRANSITORY_NS},
-        unproved::{self, Judgement},
-    },
+    decide::node::unproved::{self, Judgement},
+    flow_state::{self, IDLE_TRANSITORY_NS},
     parse::Segment,
     wire::protocol,
     world::FlowTable,
@@ -18,9 +16,13 @@ use crate::{
 /// may be of a connection to the pod itself, from a port that was used for a service before. Such an entry does not
 /// count.
 #[inline(always)]
-pub(super) fn answer<T: Memory>(tables: &T, key: &Tuple, segment: &Segment) -> Option<PodFlow> {
+pub(super) fn find_and_renew<T: Memory>(
+    tables: &T,
+    key: &Tuple,
+    segment: &Segment,
+) -> Option<PodFlow> {
     let flags = segment.flags;
-    let fin = deliver::end_state(flags, FLOW_FIN_POD);
+    let fin = flow_state::end_state(flags, FLOW_FIN_POD);
     let reset = if flags.rst() { FLOW_RESET } else { 0 };
     let is_plain = fin | reset == 0 && !flags.accepts_connection();
     if is_plain && let Some(flow) = tables.noted_flow(key) {
@@ -32,7 +34,7 @@ pub(super) fn answer<T: Memory>(tables: &T, key: &Tuple, segment: &Segment) -> O
     });
     if let Some(met) = met {
         let flow = met?;
-        deliver::note(tables, key, &flow);
+        flow_state::note_or_forget(tables, key, &flow);
         if fin | reset != 0 {
             tables.forget_deliveries(&flow.forward_key(key));
         }
@@ -64,13 +66,13 @@ pub(super) fn answer<T: Memory>(tables: &T, key: &Tuple, segment: &Segment) -> O
 /// Moves a flow, with both of its entries, to the tables of answered flows.
 #[inline(always)]
 fn move_both_entries<T: Memory>(tables: &T, key: &Tuple, flow: &PodFlow, now: u64) {
-    deliver::move_to_established(tables, key, &flow.established(now));
+    flow_state::move_to_established(tables, key, &flow.established(now));
     if !flow.has_other_port(key) {
         return;
     }
     let forward = flow.forward_key(key);
     let entry = PodFlow::forward(&forward, key.destination(), key.source_port(), now);
-    deliver::move_to_established(tables, &forward, &entry);
+    flow_state::move_to_established(tables, &forward, &entry);
 }
 
 /// Finds the flow of a quoted packet or of a fragment.
@@ -108,6 +110,6 @@ fn visit<T: Memory>(
 /// for a while, because its last segments may be sent again.
 #[inline(always)]
 const fn is_fresh(flow: &PodFlow, table: FlowTable, protocol: u8, now: u64) -> bool {
-    let limit = deliver::idle_limit(table, protocol, flow.state(), IDLE_TRANSITORY_NS);
+    let limit = flow_state::idle_limit(table, protocol, flow.state(), IDLE_TRANSITORY_NS);
     !flow.is_forward() && age(flow.seen, now) < limit
 }

@@ -1,4 +1,4 @@
-//! Replies to hidden clients on this machine, which are turned round at the uplink. [`crate::decide::node::deliver`]
+//! Replies to hidden clients on this machine, which are turned round at the uplink. [`crate::decide::node::flow_lookup`]
 //! says why such clients are hidden from the pod.
 
 use core::mem::offset_of;

@@ -15,8 +15,8 @@
 use super::{Memory, headers::Headers};
 use crate::{
     abi::{LOCAL_PORT_NS, LocalFlow, SERVICE_NODE_PORT, ServiceKeyV4, ServiceKeyV6, Tuple},
-    decide::node::deliver::{IDLE_TRANSITORY_NS, IDLE_UDP_NS},
     family::Family,
+    flow_state::{IDLE_TRANSITORY_NS, IDLE_UDP_NS},
     parse::TcpFlags,
     wire::{protocol, transport::Ports},
 };

@@ -55,7 +55,7 @@ pub(super) fn translate<S: Skb, T: Memory>(
     let flow = if flags.begins_connection() {
         None
     } else {
-        flows::answer(tables, &key, &segment)
+        flows::find_and_renew(tables, &key, &segment)
     };
     let Some(flow) = flow else {
         // A reply that was translated at another device may leave from a NodePort too.

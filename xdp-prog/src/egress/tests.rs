@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use super::{host::HostSkb, *};
 use crate::{
     abi::{AddressKey, Datagram, IndexEntry, PodFlow},
-    decide::node::deliver::IDLE_TCP_NS,
+    flow_state::IDLE_TCP_NS,
     reason::REASON_COUNT,
     world::{Clock, FlowTable, Inserted, Relay},
 };

@@ -4,7 +4,7 @@
 //! destination and quote name the pod instead: the reverse of the translation that egress makes of the pod's replies.
 //! Where the pod knows the client by another port, the quote gets that port.
 //!
-//! A hidden client ([`crate::decide::node::deliver`]) appears to the pod as the address that it talks to. That
+//! A hidden client ([`crate::decide::node::flow_lookup`]) appears to the pod as the address that it talks to. That
 //! address becomes the quote's destination, and the source of the error too: the error comes from this machine or the
 //! pod, and the stack takes no packet from an address of its own.
 
@@ -15,7 +15,7 @@ use super::{
 use crate::{
     frame::FrameMut,
     reason::DropReason,
-    verdict::{DeliverError, SeenByPod},
+    verdict::{ErrorDelivery, SeenByPod},
     wire::transport::Ports,
 };
 
@@ -27,21 +27,21 @@ use crate::{
 #[inline(always)]
 pub fn deliver_error<F: FrameMut>(
     frame: &mut F,
-    deliver: &DeliverError<'_>,
+    delivery: &ErrorDelivery<'_>,
 ) -> Result<(), DropReason> {
-    let pod = deliver.backend.pod;
-    let seen_by_pod = deliver.client_at_pod.seen_by_pod;
+    let pod = delivery.backend.pod;
+    let seen_by_pod = delivery.client_at_pod.seen_by_pod;
     let quote = Quote {
-        l3: deliver.quoted_l3,
-        l4: deliver.quoted_l4,
-        protocol: deliver.protocol.into(),
+        l3: delivery.quoted_l3,
+        l4: delivery.quoted_l4,
+        protocol: delivery.protocol.into(),
         ports: Ports {
-            source: deliver.backend.port,
-            destination: deliver.client_at_pod.port.to_be_bytes(),
+            source: delivery.backend.port,
+            destination: delivery.client_at_pod.port.to_be_bytes(),
         },
-        has_checksum: deliver.has_checksum,
+        has_checksum: delivery.has_checksum,
     };
-    let place = (deliver.place.inner_l3, deliver.l4);
+    let place = (delivery.place.inner_l3, delivery.l4);
     let to_pod = |(source, destination): Ends| match seen_by_pod {
         SeenByPod::Client => (source, pod),
         SeenByPod::Destination => (destination, pod),
@@ -50,9 +50,9 @@ pub fn deliver_error<F: FrameMut>(
         SeenByPod::Client => (pod, destination),
         SeenByPod::Destination => (pod, source),
     };
-    set_error(frame, deliver.place.inner, place, quote, to_pod, of_pod)?;
-    if deliver.place.is_encapsulated() {
-        decap(frame, &deliver.place)
+    set_error(frame, delivery.place.inner, place, quote, to_pod, of_pod)?;
+    if delivery.place.is_encapsulated() {
+        decap(frame, &delivery.place)
     } else {
         Ok(())
     }

@@ -83,12 +83,12 @@ pub trait Fragments: Clock {
 /// Notes of look-ups that many packets repeat: those of one edge, or to one pod.
 ///
 /// Without them, a packet from an edge makes four look-ups before that of its flow. A note holds until the tables
-/// change ([`crate::abi::Config::epoch`]).
+/// change ([`crate::abi::Config::notes_generation`]).
 pub trait Shortcuts {
-    /// Returns the noted result of a look-up; `None` if it is from another epoch.
-    fn shortcut(&self, key: &Tuple, epoch: u32) -> Option<u64>;
-    /// Notes the result of a look-up that began in `epoch`.
-    fn note_shortcut(&self, key: &Tuple, epoch: u32, value: u64);
+    /// Returns the noted result of a look-up; `None` if it is from another generation.
+    fn shortcut(&self, key: &Tuple, generation: u32) -> Option<u64>;
+    /// Notes the result of a look-up that began in `generation`.
+    fn note_shortcut(&self, key: &Tuple, generation: u32, value: u64);
     /// Notes the source of a refused outer header, for the operator.
     fn note_untrusted(&self, source: &AddressKey);
 }

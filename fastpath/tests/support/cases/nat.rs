@@ -18,10 +18,10 @@ use xdp_prog::{
         NAT_RESET, NatForward, NatLink, NatMark, NatReverse, SERVICE_NAT, SERVICE_NODE_PORT,
         SERVICE_SOURCE_RANGES, Tuple,
     },
-    decide::{
-        nat::{GUARD_NS, IDLE_CLOSED_NS, IDLE_HALF_OPEN_NS, IDLE_HALF_OPEN_TCP_NS, SPAN_OF_USE_NS},
-        node::deliver::{IDLE_TCP_NS, IDLE_UDP_NS},
+    decide::nat::{
+        GUARD_NS, IDLE_CLOSED_NS, IDLE_HALF_OPEN_NS, IDLE_HALF_OPEN_TCP_NS, SPAN_OF_USE_NS,
     },
+    flow_state::{IDLE_TCP_NS, IDLE_UDP_NS},
     process::Action,
     reason::{DropReason, PassReason, ReplyReason, ToClientReason},
 };

@@ -36,7 +36,7 @@ fn edge(ctx: &XdpContext, is_followed: bool) -> u32 {
     let tables = XdpMaps::new(ctx);
     let ingress = tables.ingress();
     let action = process(&mut XdpFrame::of(ctx, is_followed), &tables, ingress);
-    carry_out(&tables, action)
+    to_xdp_action(&tables, action)
 }
 
 // Without `inline(always)`, LLVM makes a separate function of this one, and every packet would pay for the call.
@@ -142,11 +142,11 @@ fn stage(ctx: &XdpContext, stage: Stage) -> u32 {
     let ingress = tables.ingress();
     let mut frame = XdpFrame::of(ctx, matches!(stage, Stage::Receive | Stage::Local));
     let action = resume(stage, &mut frame, &tables, ingress);
-    carry_out(&tables, action)
+    to_xdp_action(&tables, action)
 }
 
 #[inline(always)]
-fn carry_out(tables: &XdpMaps<'_>, action: Action) -> u32 {
+fn to_xdp_action(tables: &XdpMaps<'_>, action: Action) -> u32 {
     match action {
         Action::Pass => xdp_action::XDP_PASS,
         Action::Drop => xdp_action::XDP_DROP,

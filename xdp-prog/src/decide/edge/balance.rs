@@ -5,7 +5,7 @@ use crate::{
         BACKEND_LOCAL, BACKEND_NAT, BACKEND_V4, Backend, HOP_GATEWAY, MODE_L2DSR, NextHop,
         SERVICE_NAT, SERVICE_NODE_PORT, SERVICE_SOURCE_RANGES,
     },
-    decide::owner::{Found, find_at_edge, owner},
+    decide::owner::{FoundService, find_service_at_edge, owner},
     flow::FlowKey,
     frame::Frame,
     ip::Ip,
@@ -24,7 +24,7 @@ pub fn balance<'t, F: Frame, A: Ip, T: Tables + HandOvers>(
     packet: &Packet<A>,
     flow: &FlowKey<A>,
 ) -> Verdict<'t> {
-    let found = match find_at_edge(tables, flow) {
+    let found = match find_service_at_edge(tables, flow) {
         Ok(found) => found,
         Err(verdict) => return verdict,
     };
@@ -53,7 +53,7 @@ pub fn balance<'t, F: Frame, A: Ip, T: Tables + HandOvers>(
 #[inline(always)]
 pub fn admit<'t, A: Ip, T: Tables>(
     tables: &'t T,
-    found: &Found,
+    found: &FoundService,
     flow: &FlowKey<A>,
     flags: TcpFlags,
 ) -> Result<(), Verdict<'t>> {
@@ -87,7 +87,7 @@ pub fn forward<'t, A: Ip, T: Tables + HandOvers>(
     tables: &'t T,
     packet: &Packet<A>,
     flow: &FlowKey<A>,
-    found: &Found,
+    found: &FoundService,
     owner: &Owner<'t>,
 ) -> Result<Verdict<'t>, DropReason> {
     let backend = owner.backend;

@@ -3,14 +3,14 @@
 use crate::{
     decide::{
         message::{Kind, Messages, has_checksum, has_service, kind, quoted},
-        node::{deliver, receive},
+        node::{decap, flow_lookup},
         owner::{find_with_pods, tagged_owner},
     },
     frame::Frame,
     ip::with_packet,
     parse::{Packet, TcpFlags},
     reason::{DropReason, PassReason},
-    verdict::{Decap, DeliverError, Owner, Verdict},
+    verdict::{Decap, ErrorDelivery, Owner, Verdict},
     world::World,
 };
 
@@ -23,8 +23,8 @@ use crate::{
 pub fn decide<'t, F: Frame, T: World>(
     frame: &F,
     tables: &'t T,
-) -> Result<DeliverError<'t>, Verdict<'t>> {
-    let place = receive::find_packet(frame, tables)?;
+) -> Result<ErrorDelivery<'t>, Verdict<'t>> {
+    let place = decap::find_packet(frame, tables)?;
     let Some(place) = place.relayed(tables) else {
         return Err(Verdict::Drop(DropReason::StageMissing));
     };
@@ -39,7 +39,7 @@ fn sort_local<'t, F: Frame, A: Messages, T: World>(
     tables: &'t T,
     packet: &Packet<A>,
     place: Decap,
-) -> Result<DeliverError<'t>, Verdict<'t>> {
+) -> Result<ErrorDelivery<'t>, Verdict<'t>> {
     if packet.length > place.inner_room || !place.is_plain {
         return Err(to_stack(place));
     }
@@ -64,7 +64,7 @@ fn sort_local<'t, F: Frame, A: Messages, T: World>(
         Owner::handed_over(tables, &tables.handed_over())
     };
     match owner {
-        Some(owner) => Ok(DeliverError {
+        Some(owner) => Ok(ErrorDelivery {
             service: owner.service,
             id: owner.id,
             backend: owner.backend,
@@ -75,7 +75,7 @@ fn sort_local<'t, F: Frame, A: Messages, T: World>(
             quoted_l4: quote.l4,
             protocol: quote.flow.protocol,
             has_checksum: has_checksum(packet, &quote),
-            client_at_pod: deliver::client_at_pod(tables, &quote.flow, owner.backend),
+            client_at_pod: flow_lookup::client_at_pod(tables, &quote.flow, owner.backend),
         }),
         None => Err(Verdict::Drop(DropReason::UnknownPod)),
     }

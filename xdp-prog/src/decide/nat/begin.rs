@@ -15,7 +15,7 @@ use crate::{
     },
     decide::{
         address::is_no_client,
-        owner::{Found, owner_among},
+        owner::{FoundService, choose_from},
     },
     frame::Frame,
     ip::{Ip, with_packet},
@@ -76,10 +76,10 @@ fn choose<'t, F: Frame, A: Ip, T: World>(
         Ok(flow) => flow,
         Err(reason) => return Err(Verdict::Pass(reason)),
     };
-    let Some(found) = Found::handed_over(tables, tables.handed_over().service) else {
+    let Some(found) = FoundService::handed_over(tables, tables.handed_over().service) else {
         return Err(Verdict::Drop(DropReason::TableChanged));
     };
-    let Some(owner) = owner_among(tables, &found, found.entry.word, &flow) else {
+    let Some(owner) = choose_from(tables, &found, found.entry.word, &flow) else {
         return Err(Verdict::Answer(Answer::REFUSE));
     };
     if !is_by_nat(owner.backend) {

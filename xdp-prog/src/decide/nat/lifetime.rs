@@ -6,7 +6,7 @@ use crate::{
         NAT_ANSWERED, NAT_CONDEMNED, NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN, NAT_RESET,
         NatForward, NatMark, NatReverse, Tuple,
     },
-    decide::node::deliver::{IDLE_TCP_NS, IDLE_UDP_NS},
+    flow_state::{IDLE_TCP_NS, IDLE_UDP_NS},
     parse::TcpFlags,
     wire::protocol,
     world::NatFlows,

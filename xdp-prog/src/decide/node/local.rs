@@ -5,18 +5,18 @@ use crate::{
     ip::{Ip, with_packet},
     parse::{self, Packet, TcpFlags},
     reason::DropReason,
-    verdict::{Deliver, Owner, Verdict},
+    verdict::{Delivery, Owner, Verdict},
     world::World,
 };
 
 /// Decides what becomes of a bare packet for a pod of this machine.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
-    with_packet!(frame, packet => deliver(frame, tables, &packet), reason => Verdict::Pass(reason))
+    with_packet!(frame, packet => decide_delivery(frame, tables, &packet), reason => Verdict::Pass(reason))
 }
 
 #[inline(always)]
-fn deliver<'t, F: Frame, A: Ip, T: World>(
+fn decide_delivery<'t, F: Frame, A: Ip, T: World>(
     frame: &F,
     tables: &'t T,
     packet: &Packet<A>,
@@ -30,5 +30,5 @@ fn deliver<'t, F: Frame, A: Ip, T: World>(
     } else {
         parse::tcp_flags(frame, packet)
     };
-    Verdict::Deliver(Deliver::new(packet, known.ports, flags, &owner, None))
+    Verdict::Deliver(Delivery::new(packet, known.ports, flags, &owner, None))
 }

@@ -1,5 +1,5 @@
 //! Flows to pods of this machine that begin, are being proved, or have another client port at the pod. A flow that
-//! goes on by the client's own port does not come here (`deliver::look_up`).
+//! goes on by the client's own port does not come here (`flow_lookup::look_up`).
 //!
 //! ```text
 //! the client's own port -- of this flow                              -> renewed, or moved to `FLOWS`
@@ -20,16 +20,17 @@
 //! No flow begins from a VIP, because no client has one: the answers would go to a service, which would answer again.
 
 use super::{
-    deliver::{self, FlowLookup},
+    flow_lookup::{self, FlowLookup},
     unproved,
 };
 use crate::{
     abi::{FLOW_FIN_CLIENT, PodFlow, Tuple},
     decide::address::{addresses, is_no_client},
+    flow_state,
     frame::Frame,
     parse::Segment,
     reason::DropReason,
-    verdict::{ClientAtPod, Deliver, SeenByPod},
+    verdict::{ClientAtPod, Delivery, SeenByPod},
     wire::{protocol, transport::Tcp},
     world::{FlowTable, Inserted, World},
 };
@@ -55,51 +56,51 @@ const LEAST_PRIVILEGED: u16 = 512;
 pub fn settle<'t, F: Frame, T: World>(
     frame: &F,
     tables: &'t T,
-) -> Result<(Deliver<'t>, ClientAtPod), DropReason> {
-    let Some((deliver, is_new)) = Deliver::handed_over(tables) else {
+) -> Result<(Delivery<'t>, ClientAtPod), DropReason> {
+    let Some((delivery, is_new)) = Delivery::handed_over(tables) else {
         return Err(DropReason::UnknownPod);
     };
-    let Some((client, address)) = addresses(frame, deliver.family, deliver.l3) else {
+    let Some((client, address)) = addresses(frame, delivery.family, delivery.l3) else {
         return Err(DropReason::NoHeadroom);
     };
     let forward = Tuple::new(
         client,
         address,
-        deliver.source_port(),
-        deliver.destination_port(),
-        deliver.protocol,
+        delivery.source_port(),
+        delivery.destination_port(),
+        delivery.protocol,
     );
     let flow = Flow {
-        deliver: &deliver,
+        delivery: &delivery,
         forward,
-        seen_by_pod: deliver::seen_by_pod(tables, &forward, &deliver.backend.pod),
+        seen_by_pod: flow_lookup::seen_by_pod(tables, &forward, &delivery.backend.pod),
     };
     let place = flow.find(tables, is_new)?;
     let Some(mut place) = place.relayed(tables) else {
         return Err(DropReason::StageMissing);
     };
-    flow.take(tables, &mut place, &segment(frame, &deliver))?;
+    flow.take(tables, &mut place, &segment(frame, &delivery))?;
     let client_at_pod = ClientAtPod {
         seen_by_pod: flow.seen_by_pod,
         port: place.port,
     };
     // Relayed one after the other: for an empty pair, the compiler would store values that it never wrote.
-    let Some(deliver) = deliver.relayed(tables) else {
+    let Some(delivery) = delivery.relayed(tables) else {
         return Err(DropReason::StageMissing);
     };
     let Some(client_at_pod) = client_at_pod.relayed(tables) else {
         return Err(DropReason::StageMissing);
     };
-    Ok((deliver, client_at_pod))
+    Ok((delivery, client_at_pod))
 }
 
 /// Reads the TCP header; its flags are zero if there is none.
 #[inline(always)]
-fn segment<F: Frame>(frame: &F, deliver: &Deliver<'_>) -> Segment {
-    if deliver.protocol != protocol::TCP || deliver.is_later {
+fn segment<F: Frame>(frame: &F, delivery: &Delivery<'_>) -> Segment {
+    if delivery.protocol != protocol::TCP || delivery.is_later {
         return Segment::default();
     }
-    match frame.view::<Tcp>(deliver.l4) {
+    match frame.view::<Tcp>(delivery.l4) {
         Some(header) => Segment::of(header),
         None => Segment::default(),
     }
@@ -174,7 +175,7 @@ fn seed<T: World>(tables: &T) -> u64 {
 
 /// The flow of the current packet.
 struct Flow<'a> {
-    deliver: &'a Deliver<'a>,
+    delivery: &'a Delivery<'a>,
     /// The tuple of its packets as the client sends them.
     forward: Tuple,
     seen_by_pod: SeenByPod,
@@ -185,23 +186,23 @@ impl Flow<'_> {
     #[inline(always)]
     fn key(&self, port: u16) -> Tuple {
         let (seen, _) = self.seen_by_pod.seen_and_unseen(&self.forward);
-        self.deliver.key(seen, port.to_be_bytes())
+        self.delivery.key(seen, port.to_be_bytes())
     }
 
     /// Returns the flow's entry for that key.
     #[inline(always)]
     fn entry(&self, key: &Tuple, now: u64) -> PodFlow {
-        let deliver = self.deliver;
+        let delivery = self.delivery;
         let (_, unseen) = self.seen_by_pod.seen_and_unseen(&self.forward);
         PodFlow::new(
             key,
             unseen,
-            deliver.destination_port(),
-            deliver.outer_length(),
-            deliver::end_state(deliver.flags, FLOW_FIN_CLIENT) | self.seen_by_pod.flag(),
+            delivery.destination_port(),
+            delivery.outer_length(),
+            flow_state::end_state(delivery.flags, FLOW_FIN_CLIENT) | self.seen_by_pod.flag(),
             now,
         )
-        .with_client_port(key, deliver.source_port())
+        .with_client_port(key, delivery.source_port())
     }
 
     /// Finds the port by which the pod sees the flow, or will see it.
@@ -209,7 +210,7 @@ impl Flow<'_> {
     fn find<T: World>(&self, tables: &T, is_new: bool) -> Result<Place, DropReason> {
         let mut is_new = is_new && self.seen_by_pod == SeenByPod::Client;
         let mut ports = Ports::of(&self.forward, seed(tables));
-        let mut port = u16::from_be_bytes(self.deliver.source_port());
+        let mut port = u16::from_be_bytes(self.delivery.source_port());
         let mut tried = Tried::Own;
         let mut is_own_unproved = false;
         // In this order: the client's own port, that of the forward entry, those by hash.
@@ -233,7 +234,7 @@ impl Flow<'_> {
             }
             if tried == Tried::Own
                 && let Some((known, table)) =
-                    deliver::find_forward(tables, &self.forward, &self.deliver.backend.pod)
+                    flow_lookup::find_forward(tables, &self.forward, &self.delivery.backend.pod)
             {
                 port = known;
                 tried = match table {
@@ -251,7 +252,7 @@ impl Flow<'_> {
             if lookup == FlowLookup::Idle {
                 return Ok(place);
             }
-            if self.deliver.protocol == protocol::SCTP {
+            if self.delivery.protocol == protocol::SCTP {
                 // SCTP's checksum covers the ports, so the flow must keep the client's port.
                 break;
             }
@@ -262,7 +263,7 @@ impl Flow<'_> {
             return Err(DropReason::FlowConflict);
         }
         Ok(Place {
-            port: u16::from_be_bytes(self.deliver.source_port()),
+            port: u16::from_be_bytes(self.delivery.source_port()),
             tried: Tried::Own,
             lookup: FlowLookup::Idle,
         })
@@ -278,7 +279,7 @@ impl Flow<'_> {
     ) -> Result<(), DropReason> {
         let key = self.key(place.port);
         if place.lookup == FlowLookup::Embryonic && remember_segment(tables, &key, segment) {
-            deliver::move_to_established(tables, &key, &self.entry(&key, tables.now()));
+            flow_state::move_to_established(tables, &key, &self.entry(&key, tables.now()));
             place.lookup = FlowLookup::Established;
         }
         if !place.lookup.is_known() {
@@ -300,13 +301,13 @@ impl Flow<'_> {
     #[inline(always)]
     fn look_up<T: World>(&self, tables: &T, key: &Tuple) -> FlowLookup {
         let (_, unseen) = self.seen_by_pod.seen_and_unseen(&self.forward);
-        deliver::look_up_at(tables, self.deliver, key, unseen, self.seen_by_pod).0
+        flow_lookup::look_up_at(tables, self.delivery, key, unseen, self.seen_by_pod).0
     }
 
     /// Tells whether the packet may begin a flow whose key another flow has.
     #[inline(always)]
     fn may_begin(&self) -> bool {
-        self.deliver.protocol != protocol::TCP || self.deliver.flags.begins_connection()
+        self.delivery.protocol != protocol::TCP || self.delivery.flags.begins_connection()
     }
 
     /// Adds the flow under this key, for which `lookup` was found. Returns false if another CPU has added the key
@@ -343,10 +344,10 @@ impl Flow<'_> {
     fn remember_port<T: World>(&self, tables: &T, place: &Place) -> Result<(), DropReason> {
         let key = &self.forward;
         let port = place.port.to_be_bytes();
-        let entry = PodFlow::forward(key, self.deliver.backend.pod, port, tables.now());
+        let entry = PodFlow::forward(key, self.delivery.backend.pod, port, tables.now());
         match place.tried {
             Tried::Embryonic if place.lookup == FlowLookup::Established => {
-                deliver::move_to_established(tables, key, &entry);
+                flow_state::move_to_established(tables, key, &entry);
                 return Ok(());
             }
             Tried::Own | Tried::Established | Tried::Embryonic => return Ok(()),

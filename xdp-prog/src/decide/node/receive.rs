@@ -1,229 +1,214 @@
-//! Node role: IP-in-IP from a trusted edge, for the pod that the tag names.
+//! Packets that are delivered as others of their flow were in the last second.
+//!
+//! A note says: an earlier packet of this flow passed all checks and went to this pod. The checks are those of
+//! [`Stage::Decap`] and of the flow's entry: the outer source is a trusted edge, the outer destination is this machine,
+//! the tag names one of its pods, and the flow is in `FLOWS` or `FLOWS_DATAGRAM` under the client's own port. A packet with a
+//! note needs no table but that of backends.
+//!
+//! A note expires after a second, and when the tables of services, pods, addresses or edges change
+//! ([`Config::notes_generation`](crate::abi::Config::notes_generation)). A packet that may begin or end the flow does not use
+//! notes. Only packets without IP options, extension headers and fragmentation have them.
 
 use crate::{
-    abi::{ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, DeliveryKey, Tag, Tuple},
-    decide::owner::{find_with_pods, pod_instead, tagged_pod},
+    abi::{Backend, Config, DeliveryKey, DeliveryKeys, Tag},
     family::Family,
-    flow::FlowKey,
     frame::Frame,
-    ip::{Ip, with_packet},
-    parse::{self, Packet},
-    reason::{DropReason, PassReason},
+    parse::{self, TcpFlags},
     stage::Stage,
-    verdict::{Decap, Deliver, Owner, Verdict},
-    wire::protocol,
-    world::{Answer, Shortcuts, Tables, World},
+    verdict::{Decap, Delivery, Verdict},
+    wire::{
+        ethernet,
+        ipv4::Ipv4,
+        ipv6::Ipv6,
+        protocol,
+        transport::{Ports, Tcp},
+    },
+    words::{join_u16, words},
+    world::World,
 };
 
-/// Decides what is to be done with a frame of this stage; [`noted`](super::noted) has handed over the key of its note.
+/// Delivers a frame of [`Stage::Receive`], or leaves it for [`Stage::Decap`], with the key of the note that is missing.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
-    let note = DeliveryKey::handed_over(tables);
-    let decap = match open_frame(frame, tables) {
-        Ok(decap) => decap,
-        Err(verdict) => return verdict,
+    match find(frame, tables) {
+        Ok(delivery) => Verdict::Deliver(delivery),
+        Err(note_key) => {
+            note_key.hand_over(tables);
+            Verdict::Continue(Stage::Decap)
+        }
+    }
+}
+
+/// First byte of an IPv4 header without options.
+const PLAIN_V4: u8 = 0x45;
+
+/// Finds the delivery of a packet.
+///
+/// # Errors
+///
+/// Returns the key of its note if there is none yet.
+#[inline(always)]
+fn find<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Result<Delivery<'t>, DeliveryKey> {
+    let Some(config) = tables.config() else {
+        return Err(DeliveryKey::NONE);
     };
-    if !decap.is_plain {
-        return Verdict::Decap(decap);
+    let Some(packet) = read(frame, &config.delivery_keys) else {
+        return Err(DeliveryKey::NONE);
+    };
+    let key = packet.note_key(config, tables.now());
+    if !packet.flags.goes_on() {
+        return Err(key);
     }
-    // A packet that does not parse is judged again, less strictly, when its outer header is taken off.
-    with_packet!(frame, decap.inner, at decap.inner_l3,
-        packet => deliver(frame, tables, &packet, decap, note),
-        _ => Verdict::Decap(decap))
-}
-
-/// Checks the outer header of a frame from a trusted edge.
-///
-/// # Errors
-///
-/// Returns the verdict on a frame that is not from a trusted edge.
-#[inline(always)]
-pub fn open_frame<'t, F: Frame, T: Tables + Shortcuts>(
-    frame: &F,
-    tables: &T,
-) -> Result<Decap, Verdict<'t>> {
-    let place = find_packet(frame, tables)?;
-    if place.is_encapsulated() {
-        Ok(place)
-    } else {
-        Err(Verdict::Pass(PassReason::Protocol))
+    let Some(note) = tables.noted_delivery(key) else {
+        return Err(key);
+    };
+    match tables.backend(note.backend()) {
+        Some(backend) if backend.is_own_pod() => {
+            Ok(packet.delivery(note.service(), note.backend(), backend))
+        }
+        _ => Err(key),
     }
 }
 
-/// Finds a frame's packet: behind the outer header of a trusted edge, or bare.
-///
-/// # Errors
-///
-/// Returns the verdict on a frame whose packet cannot be read, or must not be.
-#[inline(always)]
-pub fn find_packet<'t, F: Frame, T: Tables + Shortcuts>(
-    frame: &F,
-    tables: &T,
-) -> Result<Decap, Verdict<'t>> {
-    with_packet!(frame, outer => find_inner(tables, &outer), reason => Err(Verdict::Pass(reason)))
+/// An IP header without options or extension headers, of a packet in one piece.
+struct Header {
+    family: Family,
+    /// Offset in the frame.
+    l3: usize,
+    /// Offset of what follows.
+    l4: usize,
+    /// Length of the packet in bytes.
+    length: usize,
+    traffic_class: u8,
+    protocol: u8,
+    tag: Tag,
+    /// Source and destination, IPv6 addresses folded.
+    addresses: u64,
 }
 
 #[inline(always)]
-fn find_inner<'t, A: Ip, T: Tables + Shortcuts>(
-    tables: &T,
-    outer: &Packet<A>,
-) -> Result<Decap, Verdict<'t>> {
-    let inner = match outer.protocol {
+fn header<F: Frame>(frame: &F, family: Family, l3: usize, keys: &DeliveryKeys) -> Option<Header> {
+    match family {
+        Family::V4 => {
+            let header: &Ipv4 = frame.view(l3)?;
+            let is_plain = header.version_ihl == PLAIN_V4 && !header.is_fragment();
+            is_plain.then_some(Header {
+                family,
+                l3,
+                l4: l3 + Ipv4::LENGTH,
+                length: header.total_length(),
+                traffic_class: header.tos,
+                protocol: header.protocol,
+                tag: Tag(u16::from_be_bytes(header.identification)),
+                addresses: DeliveryKeys::addresses_v4(header.source, header.destination),
+            })
+        }
+        Family::V6 => {
+            let header: &Ipv6 = frame.view(l3)?;
+            let [source, destination] = [header.source, header.destination].map(words);
+            (header.version() == 6).then_some(Header {
+                family,
+                l3,
+                l4: l3 + Ipv6::LENGTH,
+                length: header.total_length(),
+                traffic_class: header.traffic_class(),
+                protocol: header.next_header,
+                tag: Tag(header.label_tag()),
+                addresses: keys.addresses_v6(source, destination),
+            })
+        }
+    }
+}
+
+/// A client's packet in an edge's outer header.
+struct Encapsulated {
+    outer: Header,
+    inner: Header,
+    /// Both ports in wire order, the source's first.
+    ports: u32,
+    flags: TcpFlags,
+}
+
+#[inline(always)]
+fn read<F: Frame>(frame: &F, keys: &DeliveryKeys) -> Option<Encapsulated> {
+    let Ok(link) = parse::any_link(frame) else {
+        return None;
+    };
+    let family = match link.ether_type {
+        ethernet::IPV4 => Family::V4,
+        _ => Family::V6,
+    };
+    // The program `guideway` has checked that the frame is long enough.
+    let outer = header(frame, family, link.l3, keys)?;
+    let family = match outer.protocol {
         protocol::IPV4 => Family::V4,
         protocol::IPV6 => Family::V6,
-        _ => {
-            return Ok(Decap {
+        _ => return None,
+    };
+    let inner = header(frame, family, outer.l4, keys)?;
+    let transport = match inner.protocol {
+        protocol::TCP | protocol::UDP | protocol::SCTP => parse::transport_length(inner.protocol),
+        _ => return None,
+    };
+    if inner.l3 + inner.length > outer.l3 + outer.length
+        || inner.l4 + transport > inner.l3 + inner.length
+    {
+        return None;
+    }
+    let (ports, flags) = match inner.protocol {
+        protocol::TCP => {
+            let header: &Tcp = frame.view(inner.l4)?;
+            (header.ports, TcpFlags(header.flags))
+        }
+        _ => (*frame.view::<Ports>(inner.l4)?, TcpFlags::default()),
+    };
+    Some(Encapsulated {
+        outer,
+        inner,
+        ports: join_u16(ports.source, ports.destination),
+        flags,
+    })
+}
+
+impl Encapsulated {
+    /// Returns the key of its note.
+    #[inline(always)]
+    fn note_key(&self, config: &Config, now: u64) -> DeliveryKey {
+        let Self { outer, inner, .. } = self;
+        let keys = &config.delivery_keys;
+        let kind = u64::from(outer.tag.pod_bits()) << 16
+            | u64::from(inner.protocol) << 8
+            | outer.family.bit() << 1
+            | inner.family.bit();
+        let flow = keys.flow(inner.addresses, self.ports);
+        keys.key(flow, outer.addresses, kind, config.notes_generation, now)
+    }
+
+    #[inline(always)]
+    fn delivery<'t>(&self, service: u32, id: u32, backend: &'t Backend) -> Delivery<'t> {
+        let Self { outer, inner, .. } = self;
+        Delivery {
+            service,
+            id,
+            backend,
+            decap: Some(Decap {
                 l3: outer.l3,
-                inner_l3: outer.l3,
-                inner_room: outer.length,
+                inner_l3: inner.l3,
+                inner_room: outer.l3 + outer.length - inner.l3,
                 is_plain: true,
-                inner: A::FAMILY,
+                inner: inner.family,
                 outer_class: outer.traffic_class,
                 tag: outer.tag,
-            });
+            }),
+            l3: inner.l3,
+            l4: inner.l4,
+            length: inner.length,
+            family: inner.family,
+            protocol: inner.protocol,
+            flags: self.flags,
+            is_later: false,
+            ports: self.ports,
+            note_key: DeliveryKey::NONE,
         }
-    };
-    accept(tables, outer)?;
-    Ok(Decap {
-        l3: outer.l3,
-        inner_l3: outer.l4,
-        inner_room: outer.l3 + outer.length - outer.l4,
-        is_plain: outer.l4 - outer.l3 == A::HEADER_LENGTH,
-        inner,
-        outer_class: outer.traffic_class,
-        tag: outer.tag,
-    })
-}
-
-/// Checks source and destination of an outer header.
-///
-/// # Errors
-///
-/// Returns the verdict on a packet whose outer header must not be taken off.
-#[inline(always)]
-fn accept<'t, A: Ip, T: Tables + Shortcuts>(
-    tables: &T,
-    outer: &Packet<A>,
-) -> Result<(), Verdict<'t>> {
-    let source = outer.source.key();
-    let destination = outer.destination.key();
-    // The trie holds IPv4 edges as mapped addresses. Nobody filters IPv6 packets with such a source.
-    let disguised = A::FAMILY == Family::V6 && source.is_mapped();
-    // The protocol is 0, which no note of a pod has.
-    let key = Tuple::new(source, destination, [0; 2], [0; 2], 0);
-    let epoch = epoch(tables);
-    if !disguised && tables.shortcut(&key, epoch).is_some() {
-        return Ok(());
     }
-    let flags = tables.address_flags(&destination);
-    if flags == ADDRESS_VIP {
-        return Err(Verdict::Drop(DropReason::VipEncap));
-    }
-    if flags & ADDRESS_LOCAL == 0 {
-        return Err(Verdict::Pass(PassReason::EncapNotOurs));
-    }
-    if disguised || !tables.is_trusted_edge(&source) {
-        tables.note_untrusted(&source);
-        return Err(Verdict::Pass(PassReason::EncapUntrusted));
-    }
-    tables.note_shortcut(&key, epoch, 0);
-    Ok(())
-}
-
-#[inline(always)]
-fn epoch<T: Tables>(tables: &T) -> u32 {
-    match tables.config() {
-        Some(config) => config.epoch,
-        None => 0,
-    }
-}
-
-#[inline(always)]
-fn deliver<'t, F: Frame, A: Ip, T: Tables + Shortcuts>(
-    frame: &F,
-    tables: &'t T,
-    packet: &Packet<A>,
-    decap: Decap,
-    note: DeliveryKey,
-) -> Verdict<'t> {
-    if packet.length > decap.inner_room {
-        return Verdict::Decap(decap);
-    }
-    if packet.protocol == A::ICMP && !packet.is_fragment {
-        return Verdict::Continue(Stage::IcmpLocal);
-    }
-    let has_ports = matches!(
-        packet.protocol,
-        protocol::TCP | protocol::UDP | protocol::SCTP
-    );
-    if packet.is_fragment {
-        return Verdict::Continue(Stage::FragmentWithin);
-    }
-    if !has_ports {
-        return Verdict::Decap(decap);
-    }
-    let Ok(flow) = parse::flow(frame, packet) else {
-        return Verdict::Decap(decap);
-    };
-    let flags = parse::tcp_flags(frame, packet);
-    let epoch = epoch(tables);
-    let key = pod_key(&flow, decap.tag);
-    let ports = flow.ports();
-    let mut note = note;
-    let owner = match noted(tables, &key, epoch) {
-        Some(owner) => Some(owner),
-        None => {
-            let Some(found) = find_with_pods(tables, &flow) else {
-                return Verdict::Decap(decap);
-            };
-            match tagged_pod(tables, &found, decap.tag) {
-                Some(owner) => {
-                    let value = u64::from(owner.service) << 32 | u64::from(owner.id);
-                    tables.note_shortcut(&key, epoch, value);
-                    Some(owner)
-                }
-                None => {
-                    note = DeliveryKey::NONE;
-                    pod_instead(tables, &found, &flow, flags)
-                }
-            }
-        }
-    };
-    match owner {
-        Some(owner) => Verdict::Deliver(Deliver {
-            note,
-            ..Deliver::new(packet, ports, flags, &owner, Some(decap))
-        }),
-        None if packet.protocol == protocol::TCP && !flags.rst() && !flags.begins_connection() => {
-            Verdict::Answer(Answer::refuse_inner(A::FAMILY))
-        }
-        None => Verdict::Drop(DropReason::UnknownPod),
-    }
-}
-
-/// Returns the pod that earlier packets with the same service and tag went to.
-#[inline(always)]
-#[expect(clippy::cast_possible_truncation, reason = "takes the low half")]
-fn noted<'t, T: Tables + Shortcuts>(tables: &'t T, key: &Tuple, epoch: u32) -> Option<Owner<'t>> {
-    let value = tables.shortcut(key, epoch)?;
-    let id = value as u32;
-    let backend = tables.backend(id)?;
-    backend.is_own_pod().then_some(Owner {
-        service: (value >> 32) as u32,
-        id,
-        backend,
-        hash: 0,
-    })
-}
-
-/// Returns the key under which the pod of a service and a tag is noted.
-#[inline(always)]
-fn pod_key<A: Ip>(flow: &FlowKey<A>, tag: Tag) -> Tuple {
-    Tuple::new(
-        AddressKey::default(),
-        flow.destination.key(),
-        tag.pod_bits().to_ne_bytes(),
-        flow.destination_port,
-        flow.protocol,
-    )
 }

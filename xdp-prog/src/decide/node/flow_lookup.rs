@@ -25,7 +25,7 @@
 //! **Notes.** What finds its flow in a table notes it for the packets of the next second, of either direction and on
 //! any CPU: one look at one cache line finds it again. A note is of a flow that is answered and goes on; what begins
 //! or ends one, and what is of another VIP, asks the tables and puts the note right. What comes from an edge has notes
-//! of its own, which spare it all other look-ups too ([`super::noted`]).
+//! of its own, which spare it all other look-ups too ([`super::receive`]).
 //!
 //! **Hairpin.** The client may be the chosen pod itself, or this machine (its own processes, and pods behind its
 //! masquerade). Such a client must be hidden from the pod. The pod would take its own address for a forgery, and the
@@ -44,32 +44,17 @@
 use crate::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_NODE_PORT, AddressKey, Backend, DeliveryNote, FLOW_FIN_CLIENT,
-        FLOW_FIN_POD, FLOW_RESET, PodFlow, RENEWAL_NS, Tuple, age,
+        PodFlow, Tuple, age,
     },
     decide::address::addresses,
     flow::FlowKey,
+    flow_state,
     frame::Frame,
     ip::Ip,
-    parse::TcpFlags,
-    verdict::{ClientAtPod, Deliver, SeenByPod},
+    verdict::{ClientAtPod, Delivery, SeenByPod},
     wire::protocol,
-    world::{FlowTable, Flows, Inserted, Tables},
+    world::{FlowTable, Flows, Tables},
 };
-
-/// Idle time after which another VIP may take over a TCP flow's key (RFC 5382 section 5, REQ-5: 2 h 4 min).
-pub const IDLE_TCP_NS: u64 = 7_440_000_000_000;
-/// How long replies are still translated if the pod has not answered their flow, or if the flow has ended (RFC 5382:
-/// 4 min).
-pub const IDLE_TRANSITORY_NS: u64 = 240_000_000_000;
-/// Idle time after which another VIP may take over a UDP flow's key (RFC 4787 section 4.3, REQ-5: 2 min at least, 5
-/// min recommended).
-pub const IDLE_UDP_NS: u64 = 300_000_000_000;
-
-/// How long an unproved flow keeps its key from a flow by another VIP for which no other key is free.
-pub const HOLD_UNPROVED_NS: u64 = 3_000_000_000;
-/// How long an ended flow keeps its key: as long as Linux keeps TIME_WAIT (`TCP_TIMEWAIT_LEN`), plus the lag of its
-/// time.
-pub const HOLD_ENDED_NS: u64 = 60_000_000_000 + RENEWAL_NS;
 
 /// The result of looking a packet's flow up under one key; a word, because it lies on the BPF stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,28 +88,28 @@ impl FlowLookup {
 pub(crate) fn look_up<F: Frame, T: Tables + Flows>(
     frame: &F,
     tables: &T,
-    deliver: &Deliver<'_>,
+    delivery: &Delivery<'_>,
 ) -> Option<FlowLookup> {
-    let (client, address) = addresses(frame, deliver.family, deliver.l3)?;
-    let key = deliver.key(client, deliver.source_port());
-    let goes_on = deliver.flags.goes_on();
+    let (client, address) = addresses(frame, delivery.family, delivery.l3)?;
+    let key = delivery.key(client, delivery.source_port());
+    let goes_on = delivery.flags.goes_on();
     if goes_on
         && let Some(known) = tables.noted_flow(&key)
         && known.is_between(
-            deliver.source_port(),
+            delivery.source_port(),
             address,
-            deliver.destination_port(),
+            delivery.destination_port(),
             0,
         )
     {
-        note_delivery(tables, deliver, &known);
+        note_delivery(tables, delivery, &known);
         return Some(FlowLookup::Established);
     }
-    let (lookup, known) = look_up_at(tables, deliver, &key, address, SeenByPod::Client);
+    let (lookup, known) = look_up_at(tables, delivery, &key, address, SeenByPod::Client);
     if lookup == FlowLookup::Established {
-        note(tables, &key, &known);
+        flow_state::note_or_forget(tables, &key, &known);
         if goes_on && known.state() == 0 {
-            note_delivery(tables, deliver, &known);
+            note_delivery(tables, delivery, &known);
         } else if !goes_on {
             tables.forget_deliveries(&known.forward_key(&key));
         }
@@ -137,22 +122,22 @@ pub(crate) fn look_up<F: Frame, T: Tables + Flows>(
 #[inline(always)]
 pub(crate) fn look_up_at<T: Flows>(
     tables: &T,
-    deliver: &Deliver<'_>,
+    delivery: &Delivery<'_>,
     key: &Tuple,
     unseen: AddressKey,
     seen_by_pod: SeenByPod,
 ) -> (FlowLookup, PodFlow) {
     let now = tables.now();
-    let state = end_state(deliver.flags, FLOW_FIN_CLIENT);
-    let client = deliver.source_port();
+    let state = flow_state::end_state(delivery.flags, FLOW_FIN_CLIENT);
+    let client = delivery.source_port();
     for table in [FlowTable::Established, FlowTable::Embryonic] {
         let lookup = tables.with_flow(table, key, |known| {
-            let to = deliver.destination_port();
+            let to = delivery.destination_port();
             if !known.is_between(client, unseen, to, seen_by_pod.flag()) {
-                return Err(standing(table, deliver.protocol, known, now));
+                return Err(standing(table, delivery.protocol, known, now));
             }
-            if deliver.flags.begins_connection() {
-                known.begin_anew(deliver.outer_length(), now);
+            if delivery.flags.begins_connection() {
+                known.begin_anew(delivery.outer_length(), now);
             } else {
                 known.renew(state, now);
             }
@@ -168,17 +153,6 @@ pub(crate) fn look_up_at<T: Flows>(
         }
     }
     (FlowLookup::Unknown, PodFlow::default())
-}
-
-/// Moves a flow to the table of flows whose client is proved, or that the pod has answered.
-#[inline(always)]
-pub(crate) fn move_to_established<T: Flows>(tables: &T, key: &Tuple, flow: &PodFlow) {
-    // This order lets every packet find one of the two entries.
-    match tables.insert_flow(FlowTable::Established, key, flow) {
-        Inserted::Done | Inserted::Exists => tables.remove_flow(FlowTable::Embryonic, key),
-        // The next packet with such news tries again.
-        Inserted::Full => {}
-    }
 }
 
 /// Returns the address and port by which a pod sees the client of a flow that was delivered to it.
@@ -283,23 +257,12 @@ pub(crate) fn seen_by_pod<T: Tables>(tables: &T, forward: &Tuple, pod: &AddressK
     }
 }
 
-/// Notes an answered flow for the packets of the next second, unless it has begun to end or has another client port,
-/// for which a note has no room.
-#[inline(always)]
-pub(crate) fn note<T: Flows>(tables: &T, key: &Tuple, flow: &PodFlow) {
-    if flow.state() == 0 && !flow.has_other_port(key) {
-        tables.note_flow(key, flow);
-    } else {
-        tables.forget_note(key);
-    }
-}
-
 /// Notes a delivery of an answered flow that goes on, whose client has its own port at the pod.
 #[inline(always)]
-fn note_delivery<T: Flows>(tables: &T, deliver: &Deliver<'_>, flow: &PodFlow) {
-    let (service, backend) = (deliver.service, deliver.id);
-    if let Some(note) = DeliveryNote::new(deliver.note, service, backend, flow.seen) {
-        tables.note_delivery(deliver.note, note);
+fn note_delivery<T: Flows>(tables: &T, delivery: &Delivery<'_>, flow: &PodFlow) {
+    let (service, backend) = (delivery.service, delivery.id);
+    if let Some(note) = DeliveryNote::new(delivery.note_key, service, backend, flow.seen) {
+        tables.note_delivery(delivery.note_key, note);
     }
 }
 
@@ -308,8 +271,10 @@ fn note_delivery<T: Flows>(tables: &T, deliver: &Deliver<'_>, flow: &PodFlow) {
 const fn standing(table: FlowTable, protocol: u8, flow: &PodFlow, now: u64) -> FlowLookup {
     let idle = age(flow.seen, now);
     let hold = match table {
-        FlowTable::Established => idle_limit(table, protocol, flow.state(), HOLD_ENDED_NS),
-        FlowTable::Embryonic => HOLD_UNPROVED_NS,
+        FlowTable::Established => {
+            flow_state::idle_limit(table, protocol, flow.state(), flow_state::HOLD_ENDED_NS)
+        }
+        FlowTable::Embryonic => flow_state::HOLD_UNPROVED_NS,
     };
     if idle < hold {
         return FlowLookup::Held;
@@ -318,62 +283,11 @@ const fn standing(table: FlowTable, protocol: u8, flow: &PodFlow, now: u64) -> F
     // such state for other protocols.
     let may_wait = match table {
         FlowTable::Established => false,
-        FlowTable::Embryonic => protocol == protocol::TCP && idle < IDLE_TRANSITORY_NS,
+        FlowTable::Embryonic => protocol == protocol::TCP && idle < flow_state::IDLE_TRANSITORY_NS,
     };
     if may_wait {
         FlowLookup::Unproved
     } else {
         FlowLookup::Idle
-    }
-}
-
-/// Tells whether a flow has neither ended nor idled for too long.
-pub const fn is_live(table: FlowTable, protocol: u8, flow: &PodFlow, now: u64) -> bool {
-    age(flow.seen, now) < idle_limit(table, protocol, flow.state(), 0)
-}
-
-/// Returns how long a flow may idle, in ns; `ended` is the time for a flow that has ended.
-#[inline(always)]
-pub(crate) const fn idle_limit(table: FlowTable, protocol: u8, state: u8, ended: u64) -> u64 {
-    const CLOSED: u8 = FLOW_FIN_CLIENT | FLOW_FIN_POD;
-    match table {
-        _ if state & FLOW_RESET != 0 || state & CLOSED == CLOSED => ended,
-        FlowTable::Embryonic => IDLE_TRANSITORY_NS,
-        FlowTable::Established if protocol == protocol::TCP => IDLE_TCP_NS,
-        FlowTable::Established => IDLE_UDP_NS,
-    }
-}
-
-/// Returns the state bits that a packet's flags set; `fin` is the bit for a FIN of the packet's sender.
-#[inline(always)]
-pub(crate) const fn end_state(flags: TcpFlags, fin: u8) -> u8 {
-    if flags.fin() { fin } else { 0 }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn flow_lives_until_it_ends_or_was_idle_for_too_long() {
-        const SEEN: u64 = 1_000;
-        let (tcp, udp) = (protocol::TCP, protocol::UDP);
-        let both = FLOW_FIN_CLIENT | FLOW_FIN_POD;
-        for (table, protocol, state, limit) in [
-            (FlowTable::Established, tcp, FLOW_FIN_POD, IDLE_TCP_NS),
-            (FlowTable::Established, udp, 0, IDLE_UDP_NS),
-            (FlowTable::Embryonic, tcp, 0, IDLE_TRANSITORY_NS),
-            (FlowTable::Established, tcp, both, 0),
-            (FlowTable::Established, tcp, FLOW_RESET, 0),
-        ] {
-            let vip = AddressKey::v4([192, 0, 2, 1]);
-            let flow = PodFlow::new(&Tuple::default(), vip, [0, 80], 0, state, SEEN);
-            let lives = |idle| is_live(table, protocol, &flow, SEEN + idle);
-            assert!(
-                limit == 0 || lives(limit - 1),
-                "{table:?} {protocol} {state}"
-            );
-            assert!(!lives(limit), "{table:?} {protocol} {state}");
-        }
     }
 }

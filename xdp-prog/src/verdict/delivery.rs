@@ -11,7 +11,7 @@ use crate::{
 
 /// A packet on its way to a pod of this machine.
 #[derive(Clone, Copy, Debug)]
-pub struct Deliver<'t> {
+pub struct Delivery<'t> {
     /// Service id.
     pub service: u32,
     /// Backend id.
@@ -37,11 +37,11 @@ pub struct Deliver<'t> {
     /// Source and destination port as the client sent them, in wire order; a word, because this lies on the BPF
     /// stack.
     pub ports: u32,
-    /// What finds the note of this delivery, if one is to be made.
-    pub note: DeliveryKey,
+    /// The key of this delivery's note, if one is to be made.
+    pub note_key: DeliveryKey,
 }
 
-impl<'t> Deliver<'t> {
+impl<'t> Delivery<'t> {
     /// Builds the delivery of a packet to the pod that owns its flow. `ports` are in wire order, the source's first.
     #[inline(always)]
     pub fn new<A: Ip>(
@@ -64,7 +64,7 @@ impl<'t> Deliver<'t> {
             flags,
             is_later: packet.is_later_fragment(),
             ports,
-            note: DeliveryKey::NONE,
+            note_key: DeliveryKey::NONE,
         }
     }
 
@@ -91,7 +91,7 @@ impl<'t> Deliver<'t> {
 
     /// Returns the client's own address and port, for a pod that sees them.
     #[inline(always)]
-    pub(crate) const fn own_client(&self) -> ClientAtPod {
+    pub(crate) const fn unchanged_client(&self) -> ClientAtPod {
         ClientAtPod {
             seen_by_pod: SeenByPod::Client,
             port: u16::from_be_bytes(self.source_port()),
@@ -103,7 +103,7 @@ impl<'t> Deliver<'t> {
     pub fn relayed<T: Relay>(&self, tables: &T) -> Option<Self> {
         let words = tables.relay(self.to_words(false))?;
         Some(Self {
-            note: self.note,
+            note_key: self.note_key,
             ..Self::from_words(words, self.backend)
         })
     }
@@ -182,7 +182,7 @@ impl<'t> Deliver<'t> {
             flags: TcpFlags(flags),
             is_later: is_later != 0,
             ports: length as u32,
-            note: DeliveryKey::NONE,
+            note_key: DeliveryKey::NONE,
         }
     }
 
@@ -279,7 +279,7 @@ impl ClientAtPod {
 
 /// An ICMP error on its way to a pod of this machine.
 #[derive(Clone, Copy, Debug)]
-pub struct DeliverError<'t> {
+pub struct ErrorDelivery<'t> {
     /// Service id.
     pub service: u32,
     /// Backend id.

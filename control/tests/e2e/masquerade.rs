@@ -22,6 +22,8 @@ const NODE_PORTS: RangeInclusive<u16> = 30_000..=32_767;
 const OUTSIDE_PORTS: RangeInclusive<u16> = 7001..=7004;
 const WORKERS: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Questions by UDP until one is answered.
+const TRIES: u32 = 5;
 
 /// Every masqueraded flow gets a source port that is a NodePort.
 const INTO_NODE_PORTS: &str = "table ip into_node_ports {
@@ -106,14 +108,21 @@ fn ask_by_tcp(to: SocketAddr, question: [u8; 4]) -> io::Result<bool> {
     Ok(answer == question)
 }
 
+/// Asks again as resolvers do: conntrack drops one of two first packets that get the same port at the same time.
 fn ask_by_udp(from: IpAddr, to: SocketAddr, question: [u8; 4]) -> io::Result<bool> {
     let socket = UdpSocket::bind((from, 0))?;
     socket.connect(to)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
-    socket.send(&question)?;
+    socket.set_read_timeout(Some(PATIENCE / TRIES))?;
     let mut answer = [0; 4];
-    let length = socket.recv(&mut answer)?;
-    Ok(answer[..length] == question)
+    let mut answered = Err(io::ErrorKind::TimedOut.into());
+    for _ in 0..TRIES {
+        socket.send(&question)?;
+        answered = socket.recv(&mut answer);
+        if answered.is_ok() {
+            break;
+        }
+    }
+    Ok(answer[..answered?] == question)
 }
 
 /// Asks from a pod until `next` has reached the number of all flows; returns what failed.

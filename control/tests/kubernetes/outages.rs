@@ -42,6 +42,8 @@ fn control_plane_fails_and_agents_are_rolled_while_services_go_on() {
     world.endpoints(&all[..1]);
     world.wait_for_pods(&ways(1), &pods);
     world.wait_for_pods(&ways(2), &pods[..1]);
+    // Traffic proves one edge's tables; the other agents' may come later.
+    wait_for_tables(&agents, &pods[..1]);
 
     let client = &net.clients()[0];
     thread::scope(|scope| {

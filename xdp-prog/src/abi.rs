@@ -12,7 +12,7 @@
 //! * An id or run that nothing names any more is reused only after an RCU grace period. So a packet in flight never
 //!   finds another owner's entry behind it.
 //! * The kernel recycles hash elements at once, without a grace period. Hence the key check in the [`ServiceWord`]:
-//!   see [`crate::decide::owner::find`].
+//!   see [`crate::decide::owner::find_service`].
 //!
 //! A release that changes a layout raises [`VERSION`], which names the pin directory.
 

@@ -74,7 +74,8 @@ pub struct Percentile {
 impl Distribution {
     /// Computes the figures of a histogram.
     pub fn of(histogram: &Histogram<u64>, unanswered: u64) -> Self {
-        let percentile = |thousandths| percentile_of(histogram, unanswered, thousandths);
+        let ranks = Ranks::of(histogram);
+        let percentile = |thousandths| percentile_of(&ranks, unanswered, thousandths);
         Self {
             count: histogram.len(),
             unanswered,
@@ -113,12 +114,8 @@ fn tenths(ns: f64) -> f64 {
     clippy::cast_sign_loss,
     reason = "ranks lie between 0 and the number of samples"
 )]
-fn percentile_of(
-    histogram: &Histogram<u64>,
-    unanswered: u64,
-    thousandths: u32,
-) -> Option<Percentile> {
-    let samples = histogram.len() + unanswered;
+fn percentile_of(ranks: &Ranks, unanswered: u64, thousandths: u32) -> Option<Percentile> {
+    let samples = ranks.samples() + unanswered;
     // In integers: a rank that rounding moves is that of another sample.
     let rank = (u128::from(samples) * u128::from(thousandths)).div_ceil(WHOLE.into()) as u64;
     if samples.saturating_sub(rank) < LEAST_ABOVE {
@@ -132,22 +129,37 @@ fn percentile_of(
     let high = (middle + spread).ceil() as u64 + 1;
     Some(Percentile {
         percentile: f64::from(thousandths) / 1_000.0,
-        value: at_rank(histogram, rank),
-        low: at_rank(histogram, low),
-        high: at_rank(histogram, high),
+        value: ranks.value(rank),
+        low: ranks.value(low),
+        high: ranks.value(high),
     })
 }
 
-/// Returns the value of the sample with this rank, from 1; `None` beyond the last.
-fn at_rank(histogram: &Histogram<u64>, rank: u64) -> Option<u64> {
-    let mut below = 0;
-    for bucket in histogram.iter_recorded() {
-        below += bucket.count_since_last_iteration();
-        if below >= rank {
-            return Some(histogram.highest_equivalent(bucket.value_iterated_to()));
-        }
+/// The filled buckets of a histogram, each with the samples up to its end.
+struct Ranks(Vec<(u64, u64)>);
+
+impl Ranks {
+    fn of(histogram: &Histogram<u64>) -> Self {
+        let mut samples = 0;
+        let buckets = histogram.iter_recorded().map(|bucket| {
+            samples += bucket.count_since_last_iteration();
+            (
+                samples,
+                histogram.highest_equivalent(bucket.value_iterated_to()),
+            )
+        });
+        Self(buckets.collect())
     }
-    None
+
+    fn samples(&self) -> u64 {
+        self.0.last().map_or(0, |&(samples, _)| samples)
+    }
+
+    /// Returns the value of the sample with this rank, from 1; `None` beyond the last.
+    fn value(&self, rank: u64) -> Option<u64> {
+        let place = self.0.partition_point(|&(samples, _)| samples < rank);
+        self.0.get(place).map(|&(_, value)| value)
+    }
 }
 
 #[cfg(test)]

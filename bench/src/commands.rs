@@ -21,7 +21,9 @@ const SCENARIO: &str = "\
 A scenario:
   name: udp
   wire: lab                       # namespaces of this machine
-  systems: [direct, ours-ipip]    # direct: no load balancer
+  systems: [direct, ours-ipip]    # direct: no load balancer; the others are routing, ours-ipip, ours-l2dsr, ours-nat,
+                                  # kube-proxy-nftables and kube-proxy-iptables, the real ones
+  services: 1                     # that each load balancer has, up to 10000
   loads:
     - generator: sockets          # UDP requests, each answered by a backend
       schedule: constant          # or poisson

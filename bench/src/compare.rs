@@ -10,12 +10,14 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 
 use crate::{
-    result::{Files, Series, Trial},
+    result::{Files, Series, Stream, Trial},
     stats::{self, Estimate, median},
 };
 
 /// Percentiles that are compared, as far as the trials have them.
 const PERCENTILES: [f64; 3] = [50.0, 90.0, 99.0];
+/// Quantities that are compared.
+const STREAMS: [Stream; 2] = [Stream::RoundTrip, Stream::Forward];
 /// Least difference that matters, unless the caller names another.
 pub const LEAST_DIFFERENCE: f64 = 0.02;
 
@@ -63,6 +65,8 @@ impl Judgement {
 /// One percentile of two series.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
+    /// The quantity.
+    pub stream: Stream,
     /// The percentile.
     pub percentile: f64,
     /// Median over the rounds of the first series, in nanoseconds.
@@ -90,7 +94,7 @@ pub struct Comparison {
     pub paired: bool,
     /// Least relative difference that matters.
     pub least: f64,
-    /// The percentiles, the median first.
+    /// The percentiles of the round trip, the median first, and then those of the way there.
     pub rows: Vec<Row>,
     /// Share of requests without an answer: first, second.
     pub unanswered: [f64; 2],
@@ -171,8 +175,10 @@ fn differences(first: Side<'_>, second: Side<'_>) -> Vec<String> {
 
 /// Compares two series of like loads; `paired` if their rounds are the same.
 pub fn of_series(first: &Series, second: &Series, paired: bool, least: f64) -> Comparison {
-    let rows = PERCENTILES.into_iter().filter_map(|percentile| {
-        let values = [first, second].map(|series| values(&series.trials, percentile));
+    let all = STREAMS.into_iter();
+    let all = all.flat_map(|stream| PERCENTILES.map(|percentile| (stream, percentile)));
+    let rows = all.filter_map(|(stream, percentile)| {
+        let values = [first, second].map(|series| values(&series.trials, stream, percentile));
         let [Some(one), Some(other)] = values else {
             return None;
         };
@@ -195,6 +201,7 @@ pub fn of_series(first: &Series, second: &Series, paired: bool, least: f64) -> C
             })
         };
         Some(Row {
+            stream,
             percentile,
             first: median(&one),
             second: median(&other),
@@ -215,9 +222,29 @@ pub fn of_series(first: &Series, second: &Series, paired: bool, least: f64) -> C
 }
 
 /// Returns a percentile of each trial; `None` unless all have it.
-fn values(trials: &[Trial], percentile: f64) -> Option<Vec<f64>> {
-    let value = |trial: &Trial| Some(trial.figures.round_trip.value(percentile)? as f64);
+fn values(trials: &[Trial], stream: Stream, percentile: f64) -> Option<Vec<f64>> {
+    let value = |trial: &Trial| Some(trial.figures.of(stream).value(percentile)? as f64);
     trials.iter().map(value).collect()
+}
+
+/// Returns what `own` adds to the median of the direct wire, as a share of what `other` adds to it. All three are of one
+/// run. `None` unless all have the same rounds, at least six.
+pub fn added(direct: &Series, own: &Series, other: &Series, stream: Stream) -> Option<Estimate> {
+    let values = [direct, own, other].map(|series| values(&series.trials, stream, 50.0));
+    let [Some(direct), Some(own), Some(other)] = values else {
+        return None;
+    };
+    let rounds = direct.len();
+    let complete = rounds >= crate::scenario::LEAST_ROUNDS as usize;
+    (complete && own.len() == rounds && other.len() == rounds).then(|| {
+        stats::bootstrap(rounds, |sample| {
+            let of = |values: &[f64]| {
+                let values = sample.iter().map(|&round| values[round]);
+                median(&values.collect::<Vec<_>>())
+            };
+            (of(&own) - of(&direct)) / (of(&other) - of(&direct))
+        })
+    })
 }
 
 fn unanswered(series: &Series) -> f64 {
@@ -249,14 +276,14 @@ impl fmt::Display for Comparison {
         writeln!(f, "{second} against {first}, {how}: {}\n", self.judgement())?;
         writeln!(
             f,
-            "{:<12}{:>14}{:>14}{:>8}  {:<16}  judgement",
-            "round trip", first, second, "ratio", "95 % interval"
+            "{:<16}{:>20}{:>20}{:>8}  {:<16}  judgement",
+            "", first, second, "ratio", "95 % interval"
         )?;
         for row in &self.rows {
             writeln!(
                 f,
-                "p{:<11}{:>11.1} us{:>11.1} us{:>8.3}  [{:.3} {:.3}]     {}",
-                row.percentile,
+                "{:<16}{:>17.1} us{:>17.1} us{:>8.3}  [{:.3} {:.3}]     {}",
+                format!("{}, p{}", row.stream.words(), row.percentile),
                 row.first / 1e3,
                 row.second / 1e3,
                 row.ratio,
@@ -266,10 +293,10 @@ impl fmt::Display for Comparison {
             )?;
         }
         let [one, other] = self.unanswered.map(|share| share * 100.0);
-        writeln!(f, "{:<12}{one:>12.3} %{other:>12.3} %", "unanswered")?;
+        writeln!(f, "{:<16}{one:>18.3} %{other:>18.3} %", "unanswered")?;
         writeln!(
             f,
-            "\nA ratio within {:.1} % counts as the same. The median decides.",
+            "\nA ratio within {:.1} % counts as the same. The median of the round trip decides.",
             least * 100.0
         )
     }

@@ -36,6 +36,7 @@ mod scenario;
 mod source;
 mod usage;
 mod wire;
+pub(crate) mod writer;
 
 use std::{
     path::PathBuf,

@@ -138,6 +138,10 @@ pub fn comparable(
     of_machine
         .chain([
             ("scenario.wire".to_owned(), scenario.wire.to_string()),
+            (
+                "scenario.services".to_owned(),
+                scenario.services.to_string(),
+            ),
             ("scenario.seconds".to_owned(), scenario.seconds.to_string()),
         ])
         .chain(of_loads)

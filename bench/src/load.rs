@@ -6,15 +6,24 @@
 mod schedule;
 pub mod sockets;
 
+use std::{
+    mem,
+    sync::{Arc, Mutex, PoisonError},
+};
+
 pub use schedule::due_times;
 
-/// A request: when it was due, sent and answered, in nanoseconds of `CLOCK_MONOTONIC`.
+use crate::probe::PROBE_LENGTH;
+
+/// A request: when it was due, sent, received by a backend and answered, in nanoseconds of `CLOCK_MONOTONIC`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
     /// When it was due.
     pub due: u64,
     /// When it was sent: just before the system call.
     pub sent: u64,
+    /// When a backend first read it; `None` if none did.
+    pub arrived: Option<u64>,
     /// When its answer was read; `None` without one.
     pub answered: Option<u64>,
 }
@@ -30,8 +39,34 @@ impl Sent {
         Some(self.answered?.saturating_sub(self.sent))
     }
 
+    /// Returns the time from when the request was due to its arrival at a backend.
+    pub fn forward(&self) -> Option<u64> {
+        Some(self.arrived?.saturating_sub(self.due))
+    }
+
     /// Returns how late the request was sent.
     pub fn lateness(&self) -> u64 {
         self.sent.saturating_sub(self.due)
+    }
+}
+
+/// A probe that a backend has read, and when: in nanoseconds of `CLOCK_MONOTONIC`.
+pub type Arrived = ([u8; PROBE_LENGTH], u64);
+
+/// What the backends have read. Backends and sender run in this process and read one clock, so the time of the way there
+/// is known. All clones are the same list.
+#[derive(Clone, Debug, Default)]
+pub struct Arrivals(Arc<Mutex<Vec<Arrived>>>);
+
+impl Arrivals {
+    /// Adds a probe.
+    pub fn add(&self, arrived: Arrived) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.push(arrived);
+    }
+
+    /// Takes all that has been added.
+    pub fn take(&self) -> Vec<Arrived> {
+        mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -264,8 +264,8 @@ impl Ledger {
         Arrival::Corrupt
     }
 
-    /// Finds the probe that was sent with exactly these bytes.
-    fn find(&self, probe: &[u8; PROBE_LENGTH]) -> Option<usize> {
+    /// Finds the probe that was prepared with exactly these bytes: its place in the order of preparation.
+    pub fn find(&self, probe: &[u8; PROBE_LENGTH]) -> Option<usize> {
         let index = self.find_named(probe)?;
         (self.sent[index].probe == *probe).then_some(index)
     }

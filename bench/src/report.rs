@@ -15,7 +15,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 pub use embed::{ReportError, verify};
 pub use verdict::{Verdict, wrong_packets};
 
-use crate::result::Files;
+use crate::result::{Files, Stream};
 
 /// The page's style. It follows the reader's light or dark, and has rules for print and for narrow screens.
 const STYLE: &str = include_str!("report/page.css");
@@ -59,7 +59,9 @@ pub fn text(files: &Files) -> String {
     for reason in reasons {
         text += &format!("  {reason}\n");
     }
-    text + "\n" + &sections::table_as_text(files)
+    let tables =
+        [Stream::RoundTrip, Stream::Forward].map(|stream| sections::table_as_text(files, stream));
+    text + "\n" + &tables.join("\n")
 }
 
 /// Returns a duration for readers: microseconds, or milliseconds from ten on.

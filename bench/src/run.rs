@@ -18,7 +18,6 @@ use crate::{
         Sent, due_times,
         sockets::{self, Flow, now_ns},
     },
-    probe::Key,
     result::{
         Comparability, Files, Interval, Run, SCHEMA_VERSION, Series, Stream, Streams, Tool, Trial,
         figures, new_histogram,
@@ -51,7 +50,7 @@ pub struct Options {
 ///
 /// When the scenario is refused, a setting of the machine falsifies figures, a system does not come up, or the
 /// result cannot be written.
-pub fn run(options: &Options, show_progress: &dyn Fn(&str)) -> Result<Files> {
+pub fn run(options: &Options, show_progress: &(dyn Fn(&str) + Sync)) -> Result<Files> {
     let scenario = Scenario::parse(&options.scenario)?;
     host::preflight()?;
     let mut session = Session::start(options, scenario, show_progress)?;
@@ -84,7 +83,6 @@ pub fn run(options: &Options, show_progress: &dyn Fn(&str)) -> Result<Files> {
 struct Session {
     run: Run,
     lab: Lab,
-    marks: Key,
     /// The flows of each series, in the order of the series.
     flows: Vec<Vec<Flow>>,
     streams: BTreeMap<String, Streams>,
@@ -95,15 +93,17 @@ struct Session {
 }
 
 impl Session {
-    fn start(options: &Options, scenario: Scenario, show_progress: &dyn Fn(&str)) -> Result<Self> {
+    fn start(
+        options: &Options,
+        scenario: Scenario,
+        show_progress: &(dyn Fn(&str) + Sync),
+    ) -> Result<Self> {
         let (began, started) = (now_ns(), SystemTime::now().duration_since(UNIX_EPOCH)?);
         show_progress("bringing the systems up");
-        let marks = Key::random()?;
-        let lab = Lab::start(&scenario.systems, &options.guideway, marks)?;
+        let lab = Lab::start(&scenario, &options.guideway, show_progress)?;
         let mut session = Self {
             run: new_run(options, scenario),
             lab,
-            marks,
             flows: Vec::new(),
             streams: BTreeMap::new(),
             began,
@@ -126,11 +126,11 @@ impl Session {
                 self.run.series.push(Series {
                     name,
                     system: system.to_string(),
-                    description: Lab::describe(system).to_owned(),
+                    description: Lab::describe(system),
                     load: load.clone(),
-                    backends: self.lab.backends(),
+                    backends: self.lab.backend_names(system),
                     trials: Vec::new(),
-                    figures: figures(&Streams::new(), None, 0),
+                    figures: figures(&Streams::new(), None),
                 });
             }
         }
@@ -139,11 +139,13 @@ impl Session {
 
     /// Runs one trial of a series.
     fn measure(
-        &self,
+        &mut self,
         index: usize,
         round: u32,
     ) -> Result<(Trial, BTreeMap<Stream, Vec<Interval>>)> {
         let (series, scenario) = (&self.run.series[index], &self.run.scenario);
+        let system = scenario.systems[index % scenario.systems.len()];
+        self.lab.refresh(system, &mut self.flows[index])?;
         let seconds = scenario.seconds;
         // Each round has times of its own; all systems of a round have the same.
         let due = due_times(
@@ -153,7 +155,7 @@ impl Session {
         );
         let flows = &self.flows[index];
         let frame = series.load.frame_bytes;
-        let given = sockets::run(flows, &due, frame, self.marks, series.backends.len())?;
+        let given = sockets::run(flows, &due, frame, self.lab.backends())?;
         let at = Duration::from_nanos(given.start - self.began);
         let trial = Trial {
             round,
@@ -162,7 +164,7 @@ impl Session {
             seconds,
             tally: given.tally,
             shares: given.shares,
-            figures: figures(&Streams::new(), None, 0),
+            figures: figures(&Streams::new(), None),
             doubts: Vec::new(),
         };
         Ok((trial, intervals(&given.sent, given.start, at, round)?))
@@ -246,6 +248,7 @@ fn value(request: &Sent, stream: Stream) -> Option<u64> {
     match stream {
         Stream::RoundTrip => request.round_trip(),
         Stream::RoundTripUncorrected => request.round_trip_uncorrected(),
+        Stream::Forward => request.forward(),
         Stream::Lateness => Some(request.lateness()),
     }
 }
@@ -264,6 +267,7 @@ mod tests {
                 Sent {
                     due,
                     sent,
+                    arrived: Some(sent + 60_000),
                     answered: Some(sent + 100_000),
                 }
             })
@@ -274,7 +278,7 @@ mod tests {
     fn a_stalled_sender_shows_in_the_corrected_latency_and_not_in_the_other() {
         let streams = intervals(&stalled(), 0, Duration::ZERO, 1).unwrap();
         assert_eq!(streams[&Stream::RoundTrip].len(), 10);
-        let figures = figures(&streams, Some(1), 0);
+        let figures = figures(&streams, Some(1));
         let p99_9 = |stream| figures.of(stream).value(99.9).unwrap();
         assert!(p99_9(Stream::RoundTrip) >= 85_000_000);
         assert!(p99_9(Stream::RoundTripUncorrected) < 1_000_000);
@@ -287,10 +291,17 @@ mod tests {
         for request in sent.iter_mut().take(7) {
             request.answered = None;
         }
+        for request in sent.iter_mut().take(3) {
+            request.arrived = None;
+        }
         let streams = intervals(&sent, 0, Duration::ZERO, 1).unwrap();
-        let figures = figures(&streams, None, 7);
+        let figures = figures(&streams, None);
         assert_eq!(figures.round_trip.count, 9_993);
         assert_eq!(figures.round_trip.unanswered, 7);
+        assert_eq!(
+            (figures.forward.count, figures.forward.unanswered),
+            (9_997, 3)
+        );
         assert_eq!(figures.lateness.count, 10_000);
     }
 }

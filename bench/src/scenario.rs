@@ -3,7 +3,8 @@
 //! ```yaml
 //! name: udp
 //! wire: lab
-//! systems: [direct, ours-ipip]
+//! systems: [direct, ours-ipip, kube-proxy-nftables]
+//! services: 1000
 //! loads:
 //!   - { generator: sockets, schedule: constant, rate: 1000, flows: 16, frame_bytes: 64 }
 //! seconds: 5
@@ -18,6 +19,7 @@ mod read;
 
 use std::fmt;
 
+use lab::kubernetes::ProxyMode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +27,8 @@ pub use read::{Problem, ScenarioError};
 
 /// Fewest rounds: the 95 % interval of a median lies within the samples from six on.
 pub const LEAST_ROUNDS: u32 = 6;
+/// Most Services of a load balancer.
+pub const MOST_SERVICES: u32 = 10_000;
 /// Smallest frame with its FCS, in bytes.
 pub const SMALLEST_FRAME: u32 = 64;
 /// Largest frame with its FCS, in bytes.
@@ -40,6 +44,8 @@ pub struct Scenario {
     pub wire: Wire,
     /// The systems, in the order of the first round.
     pub systems: Vec<System>,
+    /// Services that each load balancer has. The flows of a load go to some of them, at equal distances.
+    pub services: u32,
     /// The loads.
     pub loads: Vec<Load>,
     /// Seconds of a trial.
@@ -64,8 +70,34 @@ pub enum Wire {
 pub enum System {
     /// Nothing between client and backend but the router.
     Direct,
+    /// One machine more, which only routes.
+    Routing,
     /// Guideway: an edge with IPIP, nodes that decapsulate, replies straight to the client.
     OursIpip,
+    /// Guideway: an edge that rewrites MAC addresses, replies straight to the client.
+    OursL2dsr,
+    /// Guideway: an edge with NAT, through which replies go too.
+    OursNat,
+    /// The real kube-proxy in nftables mode.
+    KubeProxyNftables,
+    /// The real kube-proxy in iptables mode.
+    KubeProxyIptables,
+}
+
+impl System {
+    /// Tells whether the system is Guideway.
+    pub fn is_ours(self) -> bool {
+        matches!(self, Self::OursIpip | Self::OursL2dsr | Self::OursNat)
+    }
+
+    /// Returns the mode of the system's kube-proxy; `None` if it has none.
+    pub fn proxy_mode(self) -> Option<ProxyMode> {
+        match self {
+            Self::KubeProxyNftables => Some(ProxyMode::Nftables),
+            Self::KubeProxyIptables => Some(ProxyMode::Iptables),
+            Self::Direct | Self::Routing | Self::OursIpip | Self::OursL2dsr | Self::OursNat => None,
+        }
+    }
 }
 
 /// A load.
@@ -125,7 +157,15 @@ macro_rules! names {
 
 names! {
     Wire { "lab": Self::Lab }
-    System { "direct": Self::Direct, "ours-ipip": Self::OursIpip }
+    System {
+        "direct": Self::Direct,
+        "routing": Self::Routing,
+        "ours-ipip": Self::OursIpip,
+        "ours-l2dsr": Self::OursL2dsr,
+        "ours-nat": Self::OursNat,
+        "kube-proxy-nftables": Self::KubeProxyNftables,
+        "kube-proxy-iptables": Self::KubeProxyIptables
+    }
     Generator { "sockets": Self::Sockets }
     Schedule { "constant": Self::Constant, "poisson": Self::Poisson }
 }

@@ -1,286 +1,320 @@
 //! The wire `lab`: namespaces of this machine.
 //!
 //! ```text
-//!  client ---- router ---- switch ---- edge        requests of ours-ipip: client, router, edge, node
-//!                            +-------- node 0..2   requests of direct:    client, router, node
+//!  client ---- router ---- switch ---- edge 0..     one for each system but the direct wire
+//!                            +-------- node 0..2    backends with Guideway's agents, for its systems
+//!                            +-------- node 3..5    backends without, for all others
+//!
+//!  direct:              client, router, node;                           answer: node, router, client
+//!  routing, ipip, DSR:  client, router, edge, node;                     answer: node, router, client
+//!  NAT, kube-proxy:     client, router, edge, node;                     answer: node, edge, router, client
 //! ```
 //!
-//! Answers go from the node to the client by the router, in both. All systems are up at the same time, so trials of
-//! different systems follow each other at once.
+//! All systems are up at the same time, so trials of different systems follow each other at once. Each balancer has an
+//! address of its own, and as many Services as the scenario says, at ports of that address.
+
+mod backends;
+mod flows;
+mod guideway;
+mod kube_proxy;
 
 use std::{
-    fmt::Write as _,
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread::{self, JoinHandle},
-    time::Duration,
 };
 
-use anyhow::{Context, Result, bail, ensure};
-use lab::{Guideway, Machine, Process, Topology, vip_v4, wait_for};
+use anyhow::{Context, Result, ensure};
+use lab::{Cidr, Guideway, Machine, Process, Route, Topology, vip_v4};
 
+use self::{backends::Responder, kube_proxy::Cluster};
 use crate::{
-    load::sockets::{self, Flow},
-    probe::{Key, PROBE_LENGTH},
-    scenario::{Load, SMALLEST_FRAME, System},
+    load::{Arrivals, sockets::Backends},
+    probe::Key,
+    scenario::{Scenario, System},
 };
 
-/// Number of backends.
-const NODES: u8 = 3;
-/// The port of the service and of the backends.
+/// Number of backends of a system.
+const BACKENDS: usize = 3;
+/// The port of the backends.
 const PORT: u16 = 7000;
-/// How long a responder may take to notice that it is to end.
-const POLL: Duration = Duration::from_millis(50);
-/// How long a system may take until all its flows have had an answer.
-const PROOF_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time between two probes of a proof.
-const PROOF_PACE: Duration = Duration::from_millis(1);
+/// The port of the first Service; the others follow.
+const FIRST_SERVICE_PORT: u16 = 10_000;
+/// Most Services that flows go to: each is a socket at every backend.
+const MOST_TRIED: u32 = 16;
+/// The first of the addresses that the system `routing` routes to backends.
+const FIRST_ROUTED: u8 = 200;
+/// The Services of a balancer: one address with a port for each.
+#[derive(Clone, Copy, Debug)]
+struct Listing {
+    vip: Ipv4Addr,
+    services: u32,
+}
+
+impl Listing {
+    /// Returns the port of a Service.
+    fn port(self, number: u32) -> u16 {
+        FIRST_SERVICE_PORT + u16::try_from(number).expect("there are at most 10 000 Services")
+    }
+
+    /// Returns the Services that flows go to: at equal distances, from the first on.
+    fn tried(self) -> impl Iterator<Item = SocketAddr> {
+        let tried = self.services.min(MOST_TRIED);
+        (0..tried).map(move |place| {
+            let number = place * self.services / tried;
+            SocketAddr::new(self.vip.into(), self.port(number))
+        })
+    }
+}
 
 /// The machines, and what runs on them.
 #[derive(Debug)]
 pub struct Lab {
     // First, because fields are dropped in order, and programs must end before their machines are removed.
-    agents: Vec<Process>,
-    responders: Vec<Responder>,
+    _agents: Vec<Process>,
+    _cluster: Option<Cluster>,
+    _responders: Vec<Responder>,
     net: Topology,
     guideway: Guideway,
-    marks: Key,
+    /// The systems that have an edge, in the order of the edges.
+    systems: Vec<System>,
+    services: u32,
+    backends: Backends,
 }
 
 impl Lab {
-    /// Builds the network and brings the systems up. Backends answer with the key `marks`.
+    /// Builds the network and brings the systems up.
     ///
     /// # Errors
     ///
-    /// When the caller is not root, or a system does not come up.
-    pub fn start(systems: &[System], guideway: &Path, marks: Key) -> Result<Self> {
-        let net = Topology::builder().nodes(NODES).build();
+    /// When the caller is not root, a program is missing, or a system does not come up.
+    pub fn start(
+        scenario: &Scenario,
+        guideway: &Path,
+        show_progress: &(dyn Fn(&str) + Sync),
+    ) -> Result<Self> {
+        let systems = scenario.systems.iter().copied();
+        let systems: Vec<System> = systems.filter(|one| *one != System::Direct).collect();
+        let edges = u8::try_from(systems.len())?;
+        let nodes = u8::try_from(2 * BACKENDS)?;
+        let net = Topology::builder().edges(edges).nodes(nodes).build();
         let mut lab = Self {
-            agents: Vec::new(),
-            responders: Vec::new(),
+            _agents: Vec::new(),
+            _cluster: None,
+            _responders: Vec::new(),
             net: net.context("building the network; it takes root")?,
             guideway: Guideway::new(guideway),
-            marks,
+            systems,
+            services: scenario.services,
+            backends: Backends {
+                marks: Key::random()?,
+                number: BACKENDS,
+                arrivals: Arrivals::default(),
+            },
         };
+        lab.route()?;
         lab.start_responders()?;
-        if systems.contains(&System::OursIpip) {
+        if lab.systems.iter().any(|system| system.is_ours()) {
             ensure!(
                 guideway.exists(),
                 "{} is missing: build it (cargo build --release --package control) or name it by --guideway",
                 guideway.display()
             );
-            lab.start_agents().context("bringing ours-ipip up")?;
+            lab.start_agents().context("bringing Guideway up")?;
         }
+        lab.start_kube_proxies(show_progress)
+            .context("bringing kube-proxy up")?;
         Ok(lab)
     }
 
-    /// Returns the backends' names, by their numbers.
-    pub fn backends(&self) -> Vec<String> {
-        let names = self.net.nodes().iter();
+    /// Returns the far end of all flows.
+    pub fn backends(&self) -> &Backends {
+        &self.backends
+    }
+
+    /// Returns the names of a system's backends, by their numbers.
+    pub fn backend_names(&self, system: System) -> Vec<String> {
+        let names = self.nodes(system).iter();
         names.map(|node| node.label().to_owned()).collect()
     }
 
     /// Says what a system is, and the way of a packet.
-    pub fn describe(system: System) -> &'static str {
+    pub fn describe(system: System) -> String {
+        const ANSWER_PAST: &str = "the nodes answer the client directly, past it";
+        const ANSWER_BACK: &str =
+            "the nodes answer to it, and it sends the answer on to the client";
+        let ours = |mode: &str, end: &str| {
+            format!(
+                "Guideway: the router sends the address of the Service to an edge, which balances over three nodes \
+                 by {mode} (XDP, native mode, on veth); {end}"
+            )
+        };
+        let proxy = |mode: &str| {
+            format!(
+                "kube-proxy {} of the Kubernetes project in {mode} mode, fed by a real API server: the router sends the \
+                 address of the Service to its machine, which balances over three nodes by DNAT and masquerades; {ANSWER_BACK}",
+                lab::kubernetes::version()
+            )
+        };
         match system {
             System::Direct => {
                 "no load balancer: the client sends to the nodes' own addresses through a router; \
                  each flow has a node of its own"
+                    .to_owned()
             }
-            System::OursIpip => {
-                "Guideway: the router sends the VIP to an edge, which balances over three nodes by IPIP \
-                 (XDP, native mode, on veth); the agents of the nodes decapsulate; the nodes answer \
-                 the client directly, past the edge"
+            System::Routing => {
+                format!(
+                    "no load balancer, but one machine more, which routes (Linux, no netfilter rules): {ANSWER_PAST}"
+                )
             }
+            System::OursIpip => ours(
+                "IPIP",
+                &format!("the agents of the nodes decapsulate; {ANSWER_PAST}"),
+            ),
+            System::OursL2dsr => ours("rewriting MAC addresses", ANSWER_PAST),
+            System::OursNat => ours("NAT", ANSWER_BACK),
+            System::KubeProxyNftables => proxy("nftables"),
+            System::KubeProxyIptables => proxy("iptables"),
         }
     }
 
-    /// Opens the flows of a load to a system, and proves that each has an answer from its own backend.
-    ///
-    /// # Errors
-    ///
-    /// When a flow has no answer, or another backend's.
-    pub fn open(&self, system: System, load: &Load) -> Result<Vec<Flow>> {
-        let flows = (0..load.flows).map(|number| self.open_flow(system, number));
-        let flows: Vec<Flow> = flows.collect::<Result<_>>()?;
-        self.prove(system, &flows)?;
-        Ok(flows)
+    /// Returns the backends' machines. Only Guideway's own systems have its agents on them.
+    fn nodes(&self, system: System) -> &[Machine] {
+        let (with_agents, without) = self.net.nodes().split_at(BACKENDS);
+        if system.is_ours() {
+            with_agents
+        } else {
+            without
+        }
     }
 
-    fn open_flow(&self, system: System, number: u32) -> Result<Flow> {
-        let client = &self.net.clients()[0];
-        let own = SocketAddr::new(client.v4(), client.fresh_port());
-        let (to, backend) = match system {
-            System::Direct => {
-                let node = number as usize % self.net.nodes().len();
-                (SocketAddr::new(self.net.nodes()[node].v4(), PORT), node)
-            }
-            System::OursIpip => (service(), self.expected(own)?),
-        };
-        let open = || {
-            let socket = UdpSocket::bind(own)?;
-            socket.connect(to)?;
-            socket.set_nonblocking(true)?;
-            Ok::<_, std::io::Error>(socket)
-        };
-        Ok(Flow {
-            socket: client.namespace().run(open).context("opening a flow")?,
-            backend: u16::try_from(backend)?,
+    fn edge(&self, system: System) -> Result<&Machine> {
+        let place = self.systems.iter().position(|one| *one == system);
+        let edge = place.and_then(|place| self.net.edges().get(place));
+        edge.with_context(|| format!("{system} has no edge"))
+    }
+
+    fn listing(&self, system: System) -> Result<Listing> {
+        let place = self.systems.iter().position(|one| *one == system);
+        let place = place.with_context(|| format!("{system} has no Services"))?;
+        Ok(Listing {
+            vip: vip_v4(1 + u8::try_from(place)?),
+            services: self.services,
         })
     }
 
-    /// Asks the edge's agent which node a flow belongs to.
-    fn expected(&self, client: SocketAddr) -> Result<usize> {
-        let (key, from) = (format!("{}/udp", service()), client.to_string());
-        let arguments = ["which", "--service", &key, "--from", &from];
-        let edge = self.net.edges()[0].namespace();
-        let answer = self.guideway.ask(edge, &arguments)?;
-        let backend = answer["choice"]["backend"].as_str().unwrap_or_default();
-        let address: IpAddr = backend
-            .parse()
-            .with_context(|| format!("no backend in {answer}"))?;
-        let place = self
-            .net
-            .nodes()
-            .iter()
-            .position(|node| node.v4() == address);
-        place.with_context(|| format!("{address} is no node"))
-    }
-
-    /// Sends one probe by each flow until all are answered by the right backend.
-    fn prove(&self, system: System, flows: &[Flow]) -> Result<()> {
-        let pace = u64::try_from(PROOF_PACE.as_nanos())?;
-        let due: Vec<u64> = (0..)
-            .map(|number| number * pace)
-            .take(flows.len())
-            .collect();
-        let backends = self.net.nodes().len();
-        let awaited = format!(
-            "{system} answers all of {} flows from their backends",
-            flows.len()
-        );
-        wait_for(&awaited, PROOF_TIMEOUT, || {
-            let trial = sockets::run(flows, &due, SMALLEST_FRAME, self.marks, backends)?;
-            let tally = trial.tally;
-            if tally.received == tally.offered && tally.misdelivered + tally.corrupt == 0 {
-                return Ok(());
+    /// Has the router send each balancer's address to its edge.
+    fn route(&self) -> Result<()> {
+        for &system in &self.systems {
+            let edge = self.edge(system)?;
+            if system != System::Routing {
+                let vip = Cidr::host(self.listing(system)?.vip);
+                self.net
+                    .router()
+                    .replace_route(&Route::to(vip).via(edge.v4()))?;
+                continue;
             }
-            bail!("{tally:?}")
-        })?;
+            kube_proxy::prepare(edge)?;
+            for (number, node) in self.nodes(system).iter().enumerate() {
+                let to = Cidr::host(routed(number)?);
+                let router = self.net.router();
+                router.replace_route(&Route::to(to).via(edge.v4()))?;
+                edge.namespace()
+                    .replace_route(&Route::to(to).via(node.v4()))?;
+            }
+        }
         Ok(())
     }
 
     fn start_responders(&mut self) -> Result<()> {
-        for (number, node) in (0..).zip(self.net.nodes()) {
-            node.add_vip(vip_v4(1))?;
-            for address in [SocketAddr::new(node.v4(), PORT), service()] {
-                let responder = Responder::start(node, address, number, self.marks)?;
-                self.responders.push(responder);
+        let mut responders = Vec::new();
+        for (place, node) in self.net.nodes().iter().enumerate() {
+            let (has_agent, number) = (place < BACKENDS, place % BACKENDS);
+            let mut addresses = vec![SocketAddr::new(node.v4(), PORT)];
+            if has_agent {
+                let dsr = [System::OursIpip, System::OursL2dsr];
+                for &system in self.systems.iter().filter(|one| dsr.contains(one)) {
+                    let listing = self.listing(system)?;
+                    node.add_vip(listing.vip)?;
+                    addresses.extend(listing.tried());
+                }
+            } else if self.systems.contains(&System::Routing) {
+                node.add_vip(routed(number)?)?;
+                addresses.push(SocketAddr::new(routed(number)?.into(), PORT));
             }
+            let (number, backends) = (u16::try_from(number)?, &self.backends);
+            let (marks, arrivals) = (backends.marks, &backends.arrivals);
+            let responder = Responder::start(node, &addresses, number, marks, arrivals)?;
+            responders.push(responder);
         }
+        self._responders = responders;
         Ok(())
     }
 
     fn start_agents(&mut self) -> Result<()> {
-        let edge = &self.net.edges()[0];
-        let (of_edge, of_node) = (edge_config(self.net.nodes())?, node_config(edge));
-        let nodes = self.net.nodes().iter().map(|node| (node, &of_node));
-        let machines: Vec<(&Machine, &String)> = nodes.chain([(edge, &of_edge)]).collect();
-        for (machine, config) in &machines {
-            self.guideway.configure(machine.namespace(), config)?;
-            self.agents.push(self.guideway.run(machine.namespace())?);
+        let ours = self.systems.iter().filter(|system| system.is_ours());
+        let ours: Vec<System> = ours.copied().collect();
+        let nodes = self.nodes(ours[0]);
+        let edges = ours.iter().map(|&system| self.edge(system));
+        let edges: Vec<&Machine> = edges.collect::<Result<_>>()?;
+        let addresses: Vec<IpAddr> = edges.iter().map(|edge| edge.v4()).collect();
+        let mut machines = Vec::new();
+        for node in nodes {
+            machines.push((node.namespace(), guideway::node(&addresses)));
         }
-        for ((machine, _), agent) in machines.iter().zip(&mut self.agents) {
-            self.guideway.wait_until_ready(machine.namespace(), agent)?;
+        for (&system, edge) in ours.iter().zip(&edges) {
+            let config = guideway::edge(system, &self.listing(system)?, nodes)?;
+            machines.push((edge.namespace(), config));
+        }
+        let mut agents = Vec::new();
+        for (machine, config) in &machines {
+            self.guideway.configure(machine, config)?;
+            agents.push(self.guideway.run(machine)?);
+        }
+        for ((machine, _), agent) in machines.iter().zip(&mut agents) {
+            self.guideway.wait_until_ready(machine, agent)?;
+        }
+        self._agents = agents;
+        Ok(())
+    }
+
+    fn start_kube_proxies(&mut self, show_progress: &(dyn Fn(&str) + Sync)) -> Result<()> {
+        let mut edges = Vec::new();
+        for &system in &self.systems {
+            if let Some(mode) = system.proxy_mode() {
+                edges.push((self.edge(system)?, mode, self.listing(system)?));
+            }
+        }
+        if !edges.is_empty() {
+            let nodes = self.nodes(System::KubeProxyNftables);
+            let cluster = Cluster::start(&edges, nodes, show_progress)?;
+            self._cluster = Some(cluster);
         }
         Ok(())
     }
 }
 
-/// Returns the address of the service.
-fn service() -> SocketAddr {
-    SocketAddr::new(vip_v4(1).into(), PORT)
+/// Returns the address of a backend that the system `routing` routes to it.
+fn routed(number: usize) -> Result<Ipv4Addr> {
+    Ok(vip_v4(FIRST_ROUTED + u8::try_from(number)?))
 }
 
-fn edge_config(nodes: &[Machine]) -> Result<String> {
-    let mut text = common_config("edge");
-    writeln!(
-        text,
-        "vips: [\"{vip}\"]\nservices:\n  - name: bench\n    address: \"{vip}\"\n    port: {PORT}\n    \
-         protocol: udp\n    mode: ipip\n    backends:",
-        vip = vip_v4(1)
-    )?;
-    for node in nodes {
-        writeln!(text, "      - {{ address: \"{}\" }}", node.v4())?;
-    }
-    Ok(text)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn node_config(edge: &Machine) -> String {
-    let trusted = format!("trusted_edges: [\"{}\", \"{}\"]\n", edge.v4(), edge.v6());
-    common_config("node") + &trusted
-}
-
-/// No checks of nodes: their packets would be measured too.
-fn common_config(role: &str) -> String {
-    let (socket, interface) = (Guideway::socket(), Machine::INTERFACE);
-    format!(
-        "interfaces: [{{ name: {interface}, mode: native }}]
-tables: {{ lut_arena_mib: 1, services: 64, backends: 256, next_hops: 256, vips: 256 }}
-api: {{ socket: {} }}
-roles: [{role}]
-node_health: off
-",
-        socket.display()
-    )
-}
-
-/// A backend: answers each probe with its mark. It ends on drop.
-#[derive(Debug)]
-struct Responder {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Responder {
-    fn start(node: &Machine, at: SocketAddr, number: u16, marks: Key) -> Result<Self> {
-        let socket = node.namespace().run(|| UdpSocket::bind(at));
-        let socket = socket.with_context(|| format!("listening at {at}"))?;
-        socket.set_read_timeout(Some(POLL))?;
-        let stop: Arc<AtomicBool> = Arc::default();
-        let stopped = Arc::clone(&stop);
-        let serve = move || {
-            let mut buffer = vec![0; usize::from(u16::MAX)];
-            while !stopped.load(Ordering::Relaxed) {
-                let Ok((length, client)) = socket.recv_from(&mut buffer) else {
-                    continue;
-                };
-                let request = &buffer[..length];
-                let Some((probe, padding)) = request.split_first_chunk::<PROBE_LENGTH>() else {
-                    continue;
-                };
-                let mark = marks.mark(probe, number);
-                // What cannot be sent is lost, and counted as that.
-                let _ = socket.send_to(&[probe, &mark[..], padding].concat(), client);
-            }
+    #[test]
+    fn flows_go_to_services_from_all_parts_of_the_list() {
+        let tried = |services| {
+            let vip = vip_v4(1);
+            let listing = Listing { vip, services };
+            let ports = listing
+                .tried()
+                .map(|service| service.port() - FIRST_SERVICE_PORT);
+            ports.collect::<Vec<u16>>()
         };
-        let thread = thread::Builder::new().name(format!("backend-{number}"));
-        Ok(Self {
-            stop,
-            thread: Some(thread.spawn(serve)?),
-        })
-    }
-}
-
-impl Drop for Responder {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        assert_eq!(tried(1), [0]);
+        assert_eq!(tried(3), [0, 1, 2]);
+        let many = tried(10_000);
+        assert_eq!((many.len(), many[1], many[15]), (16, 625, 9_375));
     }
 }

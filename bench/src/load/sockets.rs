@@ -20,7 +20,7 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-use super::Sent;
+use super::{Arrivals, Sent};
 use crate::probe::{Arrival, Key, Ledger, PROBE_LENGTH, Tally};
 
 /// How long answers are awaited after the last request.
@@ -46,6 +46,17 @@ pub struct Flow {
     pub backend: u16,
 }
 
+/// The far end of all flows.
+#[derive(Debug)]
+pub struct Backends {
+    /// The key that they answer with.
+    pub marks: Key,
+    /// How many there are.
+    pub number: usize,
+    /// What they have read.
+    pub arrivals: Arrivals,
+}
+
 /// What a trial gave.
 #[derive(Debug)]
 pub struct Trial {
@@ -57,6 +68,8 @@ pub struct Trial {
     pub tally: Tally,
     /// Answers by backend.
     pub shares: Vec<u64>,
+    /// The backend of each flow's latest answer.
+    pub answered_by: Vec<Option<u16>>,
 }
 
 /// An answer as it came.
@@ -65,42 +78,36 @@ struct Answer {
     bytes: Vec<u8>,
 }
 
-/// Sends a probe for each time in `due`, in turn over the flows, and awaits the answers. `marks` is the key that
-/// backends answer with, `backends` their number.
+/// Sends a probe for each time in `due`, in turn over the flows, and awaits the answers.
 ///
 /// # Errors
 ///
 /// When the sockets cannot be waited for.
-pub fn run(
-    flows: &[Flow],
-    due: &[u64],
-    frame_bytes: u32,
-    marks: Key,
-    backends: usize,
-) -> Result<Trial> {
+pub fn run(flows: &[Flow], due: &[u64], frame_bytes: u32, backends: &Backends) -> Result<Trial> {
     let of_flows: Vec<u16> = flows.iter().map(|flow| flow.backend).collect();
-    let mut ledger = Ledger::new(Key::random()?, marks, &of_flows);
+    let mut ledger = Ledger::new(Key::random()?, backends.marks, &of_flows);
     let start = now_ns() + as_ns(RUN_UP);
     let payload = (frame_bytes as usize)
         .saturating_sub(FRAMING)
         .max(PROBE_LENGTH);
     let requests = seal(&mut ledger, flows.len(), due, start);
+    backends.arrivals.take();
 
     let (sent, answers) = exchange(flows, &requests, payload)?;
 
-    let mut shares = vec![0; backends];
-    let mut sent = sent;
     // Requests that were not sent count as such, not as lost.
     let mut places = vec![None; requests.len()];
     let mut kept = Vec::with_capacity(sent.len());
-    for (index, at) in sent.drain(..) {
+    for (index, at) in sent {
         places[index] = Some(kept.len());
         kept.push(Sent {
             due: requests[index].due,
             sent: at,
+            arrived: None,
             answered: None,
         });
     }
+    let (mut shares, mut answered_by) = (vec![0; backends.number], vec![None; flows.len()]);
     for answer in answers {
         let Arrival::Received { index, backend } = ledger.arrive(&answer.bytes) else {
             continue;
@@ -111,6 +118,13 @@ pub fn run(
         if let Some(share) = shares.get_mut(usize::from(backend)) {
             *share += 1;
         }
+        answered_by[index % flows.len()] = Some(backend);
+    }
+    for (probe, at) in backends.arrivals.take() {
+        let place = ledger.find(&probe).and_then(|index| places[index]);
+        if let Some(place) = place {
+            kept[place].arrived.get_or_insert(at);
+        }
     }
     let unsent = |index: &usize| places[*index].is_none();
     let unsent: Vec<usize> = (0..requests.len()).filter(unsent).collect();
@@ -119,6 +133,7 @@ pub fn run(
         sent: kept,
         tally: ledger.close(&unsent),
         shares,
+        answered_by,
     })
 }
 

@@ -9,7 +9,10 @@ use super::{
     duration, table,
     verdict::{self, Verdict},
 };
-use crate::result::{Distribution, Files, Run, Series, Stream, digest};
+use crate::{
+    compare::{Comparison, Row},
+    result::{Distribution, Files, Run, Series, Stream, digest},
+};
 
 /// Percentiles of the table.
 const COLUMNS: [f64; 6] = [50.0, 90.0, 95.0, 99.0, 99.9, 99.99];
@@ -24,7 +27,13 @@ pub(super) fn result(files: &Files) -> Markup {
             ul { @for reason in &reasons { li { (reason) } } }
             h2 { "Latency" }
             p { "Round trip, from when a request was due to its answer, over all rounds." }
-            (latencies(run))
+            (latencies(run, Stream::RoundTrip))
+            p { "The way there alone, from when a request was due to its arrival at a backend, which reads the same clock." }
+            (latencies(run, Stream::Forward))
+            p.faint {
+                "In brackets the 95 % interval from order statistics, which takes samples for independent. "
+                "- stands for fewer than 10 samples above the percentile."
+            }
             (percentile_curves(files))
             (comparisons(run))
             h2 { "Rounds" }
@@ -74,13 +83,17 @@ fn percentile(run: &Run, figures: &Distribution, percentile: f64) -> String {
     )
 }
 
-fn latencies(run: &Run) -> Markup {
+fn latencies(run: &Run, stream: Stream) -> Markup {
     let names: Vec<String> = COLUMNS.iter().map(|one| format!("p{one}")).collect();
     let mut head = vec!["series", "samples", "mean"];
     head.extend(names.iter().map(String::as_str));
-    head.extend(["max", "no answer"]);
+    let missing = match stream {
+        Stream::Forward => "did not arrive",
+        _ => "no answer",
+    };
+    head.extend(["max", missing]);
     let rows = run.series.iter().map(|series| {
-        let figures = &series.figures.round_trip;
+        let figures = series.figures.of(stream);
         let mut row = vec![
             cell(&series.name),
             cell(figures.count),
@@ -94,24 +107,18 @@ fn latencies(run: &Run) -> Markup {
         row.extend([cell(duration(figures.max as f64)), cell(figures.unanswered)]);
         row
     });
-    html! {
-        (table(&head, &rows.collect::<Vec<_>>()))
-        p.faint {
-            "In brackets the 95 % interval from order statistics, which takes samples for independent. "
-            "- stands for fewer than 10 samples above the percentile."
-        }
-    }
+    table(&head, &rows.collect::<Vec<_>>())
 }
 
-pub(super) fn table_as_text(files: &Files) -> String {
-    let mut text = format!("{:<16}{:>9}", "series", "samples");
+pub(super) fn table_as_text(files: &Files, stream: Stream) -> String {
+    let mut text = format!("{:<24}{:>9}", stream.words(), "samples");
     for column in COLUMNS {
         let _ = write!(text, "{:>14}", format!("p{column}"));
     }
-    text.push_str("     no answer\n");
+    text.push_str("       missing\n");
     for series in &files.run.series {
-        let figures = &series.figures.round_trip;
-        let _ = write!(text, "{:<16}{:>9}", series.name, figures.count);
+        let figures = series.figures.of(stream);
+        let _ = write!(text, "{:<24}{:>9}", series.name, figures.count);
         for column in COLUMNS {
             let value = figures.value(column).map(|ns| duration(ns as f64));
             let _ = write!(text, "{:>14}", value.unwrap_or_else(|| "-".to_owned()));
@@ -122,35 +129,51 @@ pub(super) fn table_as_text(files: &Files) -> String {
 }
 
 fn comparisons(run: &Run) -> Markup {
-    let rows: Vec<Vec<Markup>> = run
-        .series
-        .iter()
-        .filter_map(|series| verdict::against_direct(run, series))
-        .flat_map(|comparison| {
-            let name = comparison.second.clone();
-            comparison.rows.into_iter().map(move |row| {
-                vec![
-                    cell(format!("{name}, p{}", row.percentile)),
-                    cell(duration(row.first)),
-                    cell(duration(row.second)),
-                    cell(duration(row.second - row.first)),
-                    cell(format!("{:.3}", row.ratio)),
-                    cell(format!("[{:.3} {:.3}]", row.low, row.high)),
-                    html! { span class=(row.judgement) { (row.judgement.to_string()) } },
-                ]
-            })
-        })
-        .collect();
+    let of_direct = |series| verdict::against_direct(run, series);
+    let of_direct = run.series.iter().filter_map(of_direct).flat_map(rows_of);
+    let of_proxies = |series| verdict::against_proxies(run, series);
+    let of_proxies = run.series.iter().flat_map(of_proxies).flat_map(rows_of);
+    let [direct, proxies] = [of_direct.collect::<Vec<_>>(), of_proxies.collect()];
     html! {
-        @if !rows.is_empty() {
+        @if !direct.is_empty() {
             h2 { "Against the direct wire" }
             p {
                 "Medians over the rounds of each round's own percentile, and the median of the rounds' ratios with its "
                 "bootstrap interval. A ratio within 2 % counts as the same."
             }
-            (table(&["series", "direct", "own", "added", "ratio", "95 % interval", "judgement"], &rows))
+            (table(&["series", "direct", "own", "added", "ratio", "95 % interval", "judgement"], &direct))
+        }
+        @if !proxies.is_empty() {
+            h2 { "Against kube-proxy" }
+            p { "The same with kube-proxy in the place of the direct wire." }
+            (table(&["series", "kube-proxy", "own", "added", "ratio", "95 % interval", "judgement"], &proxies))
         }
     }
+}
+
+fn rows_of(comparison: Comparison) -> Vec<Vec<Markup>> {
+    let Comparison { first, second, .. } = comparison;
+    let names = if first.starts_with("kube-proxy") {
+        format!("{second} against {first}")
+    } else {
+        second
+    };
+    let row = |row: Row| {
+        vec![
+            cell(format!(
+                "{names}: {}, p{}",
+                row.stream.words(),
+                row.percentile
+            )),
+            cell(duration(row.first)),
+            cell(duration(row.second)),
+            cell(duration(row.second - row.first)),
+            cell(format!("{:.3}", row.ratio)),
+            cell(format!("[{:.3} {:.3}]", row.low, row.high)),
+            html! { span class=(row.judgement) { (row.judgement.to_string()) } },
+        ]
+    };
+    comparison.rows.into_iter().map(row).collect()
 }
 
 fn rounds(run: &Run) -> Markup {
@@ -302,6 +325,7 @@ fn quietness(run: &Run) -> Markup {
 
 fn method(run: &Run) -> Markup {
     html! {
+        p { "Services of each load balancer: " (run.scenario.services) ". The flows go to up to 16 of them, from all parts of the list." }
         ul {
             @for series in &run.series {
                 li { strong { (series.name) } ": " (series.description) ". Load: " (series.load) "." }
@@ -312,7 +336,8 @@ fn method(run: &Run) -> Markup {
             "sends back with its own mark. The loop is open: a request goes out when it is due, whatever became of earlier ones. "
             "Latency counts from when it was due, so a stalled sender hides nothing; the log says that it is corrected at its source. "
             "Both times are read in user space from CLOCK_MONOTONIC. Flows are open before the first trial, and each has proved to be "
-            "answered by its own backend."
+            "answered by its own backend; each load balancer has shown that it uses all of its backends. kube-proxy's choice is learned "
+            "before each trial, and may not change during it."
         }
         p {
             "In each round every series has one trial; every other round goes backwards. The first trial of each series is thrown away. "
@@ -327,7 +352,7 @@ fn limits() -> Markup {
             li { "Packet rates: the load is far below what the systems take." }
             li { "A network card: on veth the sender's core does the work of cable, router, edge and node." }
             li { "New flows, other protocols, IPv6, and loads other than those above." }
-            li { "One direction alone: the figures are round trips, and include both sockets and the backend's answer." }
+            li { "The systems alone: the figures include the sockets at both ends, and XDP takes longer with what a socket sends than with what a network card receives." }
         }
     }
 }

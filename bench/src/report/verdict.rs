@@ -3,8 +3,9 @@
 use super::duration;
 use crate::{
     compare::{self, Comparison, Judgement, LEAST_DIFFERENCE},
-    result::{Files, Run, Series},
-    scenario::{LEAST_ROUNDS, System},
+    result::{Files, Run, Series, Stream},
+    scenario::{LEAST_ROUNDS, Named, System},
+    stats::Estimate,
 };
 
 /// What a result says.
@@ -26,8 +27,12 @@ impl Verdict {
                 "Wrong packets: {wrong} answers were damaged or came from another backend than the flow's."
             )
         } else {
-            let sentences = run.series.iter().filter_map(|series| sentence(run, series));
-            sentences.collect::<Vec<_>>().join(" ")
+            let own = run.series.iter().filter_map(|series| sentence(run, series));
+            let added = run
+                .series
+                .iter()
+                .flat_map(|series| shares_added(run, series));
+            own.chain(added).collect::<Vec<_>>().join(" ")
         };
         Self {
             sentence,
@@ -47,14 +52,64 @@ pub fn wrong_packets(run: &Run) -> u64 {
 /// Returns the comparison of a series with the direct wire under the same load; `None` for the direct wire itself, and
 /// where an interrupted run has too few rounds for an interval.
 pub(super) fn against_direct(run: &Run, series: &Series) -> Option<Comparison> {
-    let direct = System::Direct.to_string();
-    let direct = run
-        .series
-        .iter()
-        .find(|other| other.system == direct && other.load == series.load)?;
+    let direct = of_system(run, System::Direct, series)?;
     let rounds = direct.trials.len().min(series.trials.len());
     (direct.name != series.name && rounds >= LEAST_ROUNDS as usize)
         .then(|| compare::of_series(direct, series, true, LEAST_DIFFERENCE))
+}
+
+/// Returns the comparisons of a series of Guideway's with kube-proxy under the same load.
+pub(super) fn against_proxies(run: &Run, series: &Series) -> Vec<Comparison> {
+    let compare = |proxy| {
+        let rounds = series.trials.len();
+        let complete = rounds >= LEAST_ROUNDS as usize;
+        complete.then(|| compare::of_series(proxy, series, true, LEAST_DIFFERENCE))
+    };
+    proxies(run, series).filter_map(compare).collect()
+}
+
+/// Says what a series of Guideway's adds to the direct wire, as a share of what each kube-proxy adds.
+fn shares_added(run: &Run, series: &Series) -> Vec<String> {
+    let Some(direct) = of_system(run, System::Direct, series) else {
+        return Vec::new();
+    };
+    let say = |proxy: &Series, stream: Stream| {
+        let (own, other, what) = (&series.name, &proxy.name, stream.words());
+        let Estimate { value, low, high } = compare::added(direct, series, proxy, stream)?;
+        let slower = against_direct(run, proxy)?.rows.into_iter();
+        let mut slower = slower.filter(|row| row.stream == stream && row.low > 1.0);
+        Some(match slower.next() {
+            // A share of what may be nothing says nothing.
+            None => format!(
+                "What {other} adds to the median of the direct wire ({what}) cannot be told from nothing."
+            ),
+            Some(_) => format!(
+                "Of what {other} adds to the median of the direct wire ({what}), {own} adds {value:.2} [{low:.2} {high:.2}]."
+            ),
+        })
+    };
+    let streams = [Stream::RoundTrip, Stream::Forward];
+    let all = proxies(run, series).flat_map(|proxy| streams.map(|stream| say(proxy, stream)));
+    all.flatten().collect()
+}
+
+fn is_ours(series: &Series) -> bool {
+    let own = |(name, system): &(&str, System)| *name == series.system && system.is_ours();
+    System::NAMES.iter().any(own)
+}
+
+/// Returns the series of kube-proxy under the load of a series of Guideway's.
+fn proxies<'a>(run: &'a Run, series: &'a Series) -> impl Iterator<Item = &'a Series> {
+    let proxies = [System::KubeProxyNftables, System::KubeProxyIptables];
+    let proxies = proxies.into_iter().filter(|_| is_ours(series));
+    proxies.filter_map(|proxy| of_system(run, proxy, series))
+}
+
+/// Returns the series of a system under the load of another series.
+fn of_system<'a>(run: &'a Run, system: System, like: &Series) -> Option<&'a Series> {
+    let name = system.to_string();
+    let mut all = run.series.iter();
+    all.find(|other| other.system == name && other.load == like.load)
 }
 
 fn sentence(run: &Run, series: &Series) -> Option<String> {

@@ -210,6 +210,10 @@ impl Files {
                     of_round(Stream::Lateness),
                     trial.tally.sent,
                 )?;
+                // What was answered has arrived.
+                let forward = of_round(Stream::Forward);
+                let possible = forward.clamp(trial.tally.received, trial.tally.sent);
+                expect(&name, "arrivals", forward, possible)?;
             }
         }
         let mut computed = self.run.clone();
@@ -234,14 +238,11 @@ impl Files {
 fn compute(run: &mut Run, series: &BTreeMap<String, Streams>) {
     for one in &mut run.series {
         let streams = &series[&one.name];
-        let mut unanswered = 0;
         for trial in &mut one.trials {
-            let without = trial.tally.sent.saturating_sub(trial.tally.received);
-            unanswered += without;
-            trial.figures = figures(streams, Some(trial.round), without);
+            trial.figures = figures(streams, Some(trial.round));
             trial.doubts = doubts(trial, streams);
         }
-        one.figures = figures(streams, None, unanswered);
+        one.figures = figures(streams, None);
     }
     run.comparability = Comparability::of(environment::comparable(&run.environment, &run.scenario));
 }

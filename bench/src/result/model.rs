@@ -171,19 +171,37 @@ pub enum Stream {
     RoundTrip,
     /// Time from when a request was sent to its answer: not corrected.
     RoundTripUncorrected,
+    /// Time from when a request was due to its arrival at a backend: the way there alone. Corrected as the round trip is.
+    Forward,
     /// How late requests were sent.
     Lateness,
 }
 
 impl Stream {
     /// All streams.
-    pub const ALL: [Self; 3] = [Self::RoundTrip, Self::RoundTripUncorrected, Self::Lateness];
+    pub const ALL: [Self; 4] = [
+        Self::RoundTrip,
+        Self::RoundTripUncorrected,
+        Self::Forward,
+        Self::Lateness,
+    ];
 
     /// Returns the name in file names.
     pub fn name(self) -> &'static str {
         match self {
             Self::RoundTrip => "round-trip",
             Self::RoundTripUncorrected => "round-trip-uncorrected",
+            Self::Forward => "forward",
+            Self::Lateness => "lateness",
+        }
+    }
+
+    /// Returns the name for readers.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::RoundTrip => "round trip",
+            Self::RoundTripUncorrected => "round trip, uncorrected",
+            Self::Forward => "way there",
             Self::Lateness => "lateness",
         }
     }
@@ -196,6 +214,9 @@ impl Stream {
             }
             Self::RoundTripUncorrected => {
                 "from when a request was sent to its answer; not corrected"
+            }
+            Self::Forward => {
+                "from when a request was due to its arrival at a backend; corrected at its source, not to be corrected again"
             }
             Self::Lateness => "from when a request was due to when it was sent",
         }
@@ -210,6 +231,8 @@ pub struct Figures {
     pub round_trip: Distribution,
     /// Time from when a request was sent to its answer.
     pub round_trip_uncorrected: Distribution,
+    /// Time from when a request was due to its arrival at a backend.
+    pub forward: Distribution,
     /// How late requests were sent.
     pub lateness: Distribution,
 }
@@ -220,28 +243,32 @@ impl Figures {
         match stream {
             Stream::RoundTrip => &self.round_trip,
             Stream::RoundTripUncorrected => &self.round_trip_uncorrected,
+            Stream::Forward => &self.forward,
             Stream::Lateness => &self.lateness,
         }
     }
 }
 
-/// Computes figures from intervals: those of one round, or of all if `round` is `None`. `unanswered` requests
-/// have no latency, which is longer than any.
-pub fn figures(
-    intervals: &BTreeMap<Stream, Vec<Interval>>,
-    round: Option<u32>,
-    unanswered: u64,
-) -> Figures {
-    let distribution = |stream, unanswered| {
+/// Computes figures from intervals: those of one round, or of all if `round` is `None`. A request without an answer has
+/// no latency, which is longer than any; so has one that no backend received, on its way there.
+pub fn figures(intervals: &BTreeMap<Stream, Vec<Interval>>, round: Option<u32>) -> Figures {
+    let histogram = |stream| {
         let of_stream = intervals.get(&stream).map_or(&[][..], Vec::as_slice);
         let wanted = of_stream
             .iter()
             .filter(|interval| round.is_none_or(|round| interval.round == round));
-        Distribution::of(&merge(wanted.map(|one| &one.histogram)), unanswered)
+        merge(wanted.map(|one| &one.histogram))
+    };
+    // Every request that was sent has a lateness.
+    let lateness = histogram(Stream::Lateness);
+    let distribution = |stream| {
+        let histogram = histogram(stream);
+        Distribution::of(&histogram, lateness.len().saturating_sub(histogram.len()))
     };
     Figures {
-        round_trip: distribution(Stream::RoundTrip, unanswered),
-        round_trip_uncorrected: distribution(Stream::RoundTripUncorrected, unanswered),
-        lateness: distribution(Stream::Lateness, 0),
+        round_trip: distribution(Stream::RoundTrip),
+        round_trip_uncorrected: distribution(Stream::RoundTripUncorrected),
+        forward: distribution(Stream::Forward),
+        lateness: Distribution::of(&lateness, 0),
     }
 }

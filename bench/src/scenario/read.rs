@@ -6,8 +6,8 @@ use serde::Deserialize;
 use serde_saphyr::{Location, MessageFormatter, Spanned, UserMessageFormatter};
 
 use super::{
-    Generator, LARGEST_FRAME, LEAST_ROUNDS, Load, Named, SMALLEST_FRAME, Scenario, Schedule,
-    System, Wire,
+    Generator, LARGEST_FRAME, LEAST_ROUNDS, Load, MOST_SERVICES, Named, SMALLEST_FRAME, Scenario,
+    Schedule, System, Wire,
 };
 
 /// Allowed seconds of a trial.
@@ -16,6 +16,8 @@ const SECONDS: RangeInclusive<f64> = 0.1..=600.0;
 const RATES: RangeInclusive<f64> = 1.0..=1e6;
 /// Allowed numbers of flows: each has a socket.
 const FLOWS: RangeInclusive<u32> = 1..=512;
+/// Longest time between two requests of a flow, in seconds. Connection tracking forgets a UDP flow after 30.
+const LONGEST_PAUSE: f64 = 10.0;
 
 /// A broken rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +69,7 @@ struct File {
     name: Text,
     wire: Text,
     systems: Option<Vec<Spanned<String>>>,
+    services: Text,
     loads: Option<Vec<Spanned<LoadText>>>,
     seconds: Text,
     rounds: Text,
@@ -139,6 +142,7 @@ impl Reader {
             name: self.name(file.name, whole),
             wire: self.named(file.wire, whole, "wire", Some(Wire::Lab)),
             systems: self.systems(file.systems.unwrap_or_default(), whole),
+            services: self.number(file.services, whole, "services", Some(1), 1..=MOST_SERVICES),
             loads: self.loads(file.loads.unwrap_or_default(), whole),
             seconds: self.number(file.seconds, whole, "seconds", Some(5.0), SECONDS),
             rounds: self.number(file.rounds, whole, "rounds", Some(8), LEAST_ROUNDS..=10_000),
@@ -171,11 +175,23 @@ impl Reader {
 
     fn load(&mut self, text: LoadText, at: Location) -> Load {
         let (smallest, largest) = (SMALLEST_FRAME, LARGEST_FRAME);
+        let before = self.problems.len();
+        let rate = self.number(text.rate, at, "rate", None, RATES);
+        let place = text.flows.as_ref().map_or(at, |flows| flows.referenced);
+        let flows = self.number(text.flows, at, "flows", Some(16), FLOWS);
+        let pause = f64::from(flows) / rate;
+        let reason = format!("each of {flows} flows sends every {pause:.0} s only");
+        let remedy = format!(
+            "write at most {} flows, or a higher rate",
+            rate * LONGEST_PAUSE
+        );
+        let known = self.problems.len() == before;
+        self.check(place, !known || pause <= LONGEST_PAUSE, &reason, &remedy);
         Load {
             generator: self.named(text.generator, at, "generator", Some(Generator::Sockets)),
             schedule: self.named(text.schedule, at, "schedule", Some(Schedule::Constant)),
-            rate: self.number(text.rate, at, "rate", None, RATES),
-            flows: self.number(text.flows, at, "flows", Some(16), FLOWS),
+            rate,
+            flows,
             frame_bytes: self.number(
                 text.frame_bytes,
                 at,
@@ -274,6 +290,7 @@ rounds: 6
             name: "udp".to_owned(),
             wire: Wire::Lab,
             systems: vec![System::Direct, System::OursIpip],
+            services: 1,
             loads: vec![Load {
                 generator: Generator::Sockets,
                 schedule: Schedule::Poisson,
@@ -320,6 +337,16 @@ rounds: 6
                 "rounds: 6",
                 "wire: moon",
                 "line 6, column 7: unknown wire \"moon\"; write lab",
+            ),
+            (
+                "rate: 1000, flows: 4",
+                "rate: 1, flows: 11",
+                "line 4, column 23: each of 11 flows sends every 11 s only; write at most 10 flows",
+            ),
+            (
+                "rounds: 6",
+                "services: 10001",
+                "line 6, column 11: services is \"10001\"; write a number from 1 to 10000",
             ),
             (
                 "direct",

@@ -14,9 +14,9 @@ const VERSIONS: &str = include_str!("../../../../deploy/versions.env");
 /// [`Error::Start`] when it has not been built.
 pub fn program(name: &str) -> Result<PathBuf> {
     let (package, version) = match name {
-        "etcd" => ("etcd", version("ETCD_VERSION")),
-        "helm" => ("helm", version("HELM_VERSION")),
-        _ => ("kubernetes", version("KUBERNETES_VERSION")),
+        "etcd" => ("etcd", version_of("ETCD_VERSION")),
+        "helm" => ("helm", version_of("HELM_VERSION")),
+        _ => ("kubernetes", version_of("KUBERNETES_VERSION")),
     };
     let cache = env::var_os("XDG_CACHE_HOME").map_or_else(
         || PathBuf::from(env::var_os("HOME").unwrap_or_default()).join(".cache"),
@@ -38,7 +38,12 @@ pub fn program(name: &str) -> Result<PathBuf> {
     })
 }
 
-fn version(name: &str) -> &'static str {
+/// Returns the version of Kubernetes, such as `v1.36.3`.
+pub fn version() -> String {
+    format!("v{}", version_of("KUBERNETES_VERSION"))
+}
+
+fn version_of(name: &str) -> &'static str {
     let mut lines = VERSIONS.lines().filter_map(|line| line.split_once('='));
     let found = lines.find(|(key, _)| *key == name);
     found.expect("deploy/versions.env names every version").1

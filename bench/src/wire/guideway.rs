@@ -1,0 +1,68 @@
+//! Configuration of Guideway's agents, on edges and nodes.
+
+use std::{
+    fmt::Write as _,
+    net::{IpAddr, Ipv4Addr},
+};
+
+use anyhow::Result;
+use lab::{Guideway, Machine};
+
+use super::{Listing, PORT};
+use crate::scenario::System;
+
+/// Slots of the lookup table of three backends.
+const SLOTS: u32 = 256;
+/// Bytes of a slot.
+const SLOT_BYTES: u32 = 4;
+const MIB: u32 = 1 << 20;
+
+/// Returns the configuration of the edge that balances `listing` over the nodes.
+pub(super) fn edge(system: System, listing: &Listing, nodes: &[Machine]) -> Result<String> {
+    let mode = match system {
+        System::OursL2dsr => "l2dsr",
+        System::OursNat => "nat",
+        _ => "ipip",
+    };
+    let vip: Ipv4Addr = listing.vip;
+    let mut text = common("edge", listing.services);
+    writeln!(text, "vips: [\"{vip}\"]\nservices:")?;
+    for number in 0..listing.services {
+        writeln!(
+            text,
+            "  - name: bench-{number}\n    address: \"{vip}\"\n    port: {}\n    protocol: udp\n    mode: {mode}\n    backends:",
+            listing.port(number)
+        )?;
+        for node in nodes {
+            // Where the edge translates nothing, the backend has the Service's port.
+            let port = match system {
+                System::OursNat => format!(", port: {PORT}"),
+                _ => String::new(),
+            };
+            writeln!(text, "      - {{ address: \"{}\"{port} }}", node.v4())?;
+        }
+    }
+    Ok(text)
+}
+
+/// Returns the configuration of a node that takes packets of these edges.
+pub(super) fn node(edges: &[IpAddr]) -> String {
+    let edges: Vec<String> = edges.iter().map(|edge| format!("\"{edge}\"")).collect();
+    common("node", 1) + &format!("trusted_edges: [{}]\n", edges.join(", "))
+}
+
+/// No checks of nodes: their packets would be measured too.
+fn common(role: &str, services: u32) -> String {
+    let (socket, interface) = (Guideway::socket(), Machine::INTERFACE);
+    let arena = (services * SLOTS * SLOT_BYTES).div_ceil(MIB) + 1;
+    let (services, backends) = (services + 64, services * 3 + 256);
+    format!(
+        "interfaces: [{{ name: {interface}, mode: native }}]
+tables: {{ lut_arena_mib: {arena}, services: {services}, backends: {backends}, next_hops: 256, vips: 256, nat_flows: 4096 }}
+api: {{ socket: {} }}
+roles: [{role}]
+node_health: off
+",
+        socket.display()
+    )
+}

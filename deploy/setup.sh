@@ -216,6 +216,23 @@ pinned_toolchain() {
     ln -sfn "$stable" "${RUSTUP_HOME:-$HOME/.rustup}/toolchains/$PINNED-${stable##*/stable-}"
 }
 
+## What fastpath's port is built with: libxdp, libbpf and their Rust bindings
+
+has_libclang() {
+    ls /usr/lib/llvm-*/lib/libclang.so* /usr/lib/*/libclang-[0-9]*.so* 2>/dev/null | grep -q .
+}
+
+xdp_libraries() {
+    want clang clang
+    has_libclang || missing="$missing libclang-dev"
+    want m4 m4
+    want ld binutils
+    want pkg-config pkg-config
+    want /usr/include/libelf.h libelf-dev
+    want /usr/include/zlib.h zlib1g-dev
+    install_missing
+}
+
 ## The compiler and linker of the BPF object; fastpath/build.rs looks for them
 
 has_core_source() {
@@ -383,6 +400,7 @@ bpf-sysroot)
 *) die "usage: deploy/setup.sh build|demo|test|bpf-sysroot" ;;
 esac
 host_toolchain
+xdp_libraries
 bpf_toolchain
 case $purpose in
 demo | test) bpffs ;;

@@ -16,6 +16,8 @@ mod netlink;
 pub mod nexthop;
 pub mod object;
 pub mod pins;
+#[cfg(any(feature = "xsk", test))]
+pub mod port;
 pub mod refusal;
 mod sys;
 pub mod tables;

@@ -17,6 +17,8 @@ mod nat;
 mod next_hops;
 mod nexthop;
 mod own_machine;
+#[cfg(feature = "xsk")]
+mod port;
 
 use std::sync::LazyLock;
 

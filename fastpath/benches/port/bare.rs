@@ -1,0 +1,113 @@
+//! The yardstick: `xsk-rs` in a loop that knows what it is for.
+
+use std::{
+    num::NonZeroU32,
+    os::fd::{AsRawFd as _, BorrowedFd},
+};
+
+use anyhow::{Context, Result, bail};
+use lab::Link;
+use rustix::{
+    io::Errno,
+    net::{SendFlags, send},
+};
+use xsk_rs::{
+    CompQueue, FillQueue, FrameDesc, RxQueue, Socket, TxQueue, Umem,
+    config::{BindFlags, FrameSize, LibxdpFlags, SocketConfig, UmemConfig},
+};
+
+use crate::{BATCH, Engine, FRAME};
+
+pub(crate) struct Bare {
+    umem: Umem,
+    tx: TxQueue,
+    rx: RxQueue,
+    fill: FillQueue,
+    completion: CompQueue,
+    free: Vec<FrameDesc>,
+    batch: [FrameDesc; BATCH],
+}
+
+impl Bare {
+    pub(crate) fn open(link: &Link<'_>) -> Result<Self> {
+        let memory = UmemConfig::builder()
+            .frame_size(FrameSize::new(2048)?)
+            .build()?;
+        let frames = NonZeroU32::new(4096).context("not 0")?;
+        let (umem, mut free) = Umem::new(memory, frames, false)?;
+        let config = SocketConfig::builder()
+            .libxdp_flags(LibxdpFlags::XSK_LIBXDP_FLAGS_INHIBIT_PROG_LOAD)
+            .bind_flags(BindFlags::XDP_COPY | BindFlags::XDP_USE_NEED_WAKEUP)
+            .build();
+        // SAFETY: the memory is this socket's alone.
+        let (tx, rx, rings) = unsafe { Socket::new(config, &umem, &link.name().parse()?, 0) }?;
+        let (mut fill, completion) = rings.context("no fill ring")?;
+        let to_fill = free.split_off(2048);
+        // SAFETY: these frames are used nowhere else.
+        unsafe { fill.produce(&to_fill) };
+        Ok(Self {
+            umem,
+            tx,
+            rx,
+            fill,
+            completion,
+            free,
+            batch: [FrameDesc::default(); BATCH],
+        })
+    }
+
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        // SAFETY: the queue keeps the socket open.
+        unsafe { BorrowedFd::borrow_raw(self.tx.fd().as_raw_fd()) }
+    }
+
+    fn kick(&self) -> Result<()> {
+        loop {
+            match send(self.socket(), &[], SendFlags::DONTWAIT) {
+                Ok(_) => return Ok(()),
+                Err(Errno::AGAIN) => {}
+                Err(error) => bail!(error),
+            }
+        }
+    }
+}
+
+impl Engine for Bare {
+    fn send(&mut self) -> Result<usize> {
+        let room = self.tx.nb_free(64).min(64) as usize;
+        let first = self.free.len() - room.min(self.free.len());
+        for frame in &mut self.free[first..] {
+            // SAFETY: a free frame is used nowhere else.
+            let mut data = unsafe { self.umem.data_mut(frame) };
+            data.cursor().set_pos(FRAME.len());
+            data.contents_mut().copy_from_slice(&FRAME);
+        }
+        // SAFETY: as above; the frames leave the list.
+        let sent = unsafe { self.tx.produce(&self.free[first..]) };
+        self.free.truncate(first);
+        self.kick()?;
+        // SAFETY: the frames are this memory's.
+        let done = unsafe { self.completion.consume(&mut self.batch) };
+        self.free.extend_from_slice(&self.batch[..done]);
+        Ok(sent)
+    }
+
+    fn forward(&mut self) -> Result<usize> {
+        // SAFETY: the frames are this memory's.
+        let received = unsafe { self.rx.consume(&mut self.batch) };
+        for frame in &mut self.batch[..received] {
+            // SAFETY: what was received is used nowhere else.
+            unsafe { self.umem.data_mut(frame) }.contents_mut()[..12].rotate_left(6);
+        }
+        // SAFETY: as above; the batch is written anew before it is read.
+        let sent = unsafe { self.tx.produce(&self.batch[..received]) };
+        if sent > 0 {
+            self.kick()?;
+        }
+        // SAFETY: the frames are this memory's.
+        let done = unsafe { self.completion.consume(&mut self.batch) };
+        // SAFETY: what has been sent is used nowhere else.
+        unsafe { self.fill.produce(&self.batch[..done]) };
+        Ok(sent)
+    }
+}

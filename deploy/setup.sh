@@ -380,6 +380,20 @@ kubernetes() {
     deploy/kubernetes/build.sh
 }
 
+## What reads the bench's files besides the bench
+
+readers() {
+    cmp -s deploy/readers.txt "$CACHE/readers/readers.txt" && return
+    python3 -c 'import ensurepip' 2>/dev/null || missing="$missing python3-venv"
+    install_missing
+    say "installing readers for the bench's files"
+    rm -rf "$CACHE/readers"
+    python3 -m venv "$CACHE/readers" &&
+        "$CACHE/readers/bin/pip" install --quiet --disable-pip-version-check --no-deps -r deploy/readers.txt ||
+        die "cannot install what deploy/readers.txt names; pip's settings may name another index"
+    cp deploy/readers.txt "$CACHE/readers/"
+}
+
 bpffs() {
     if ! grep -qs ' /sys/fs/bpf bpf ' /proc/mounts; then
         say "mounting bpffs on /sys/fs/bpf"
@@ -407,4 +421,5 @@ demo | test) bpffs ;;
 esac
 if [ "$purpose" = test ]; then
     kubernetes
+    readers
 fi

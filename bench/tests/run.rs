@@ -1,5 +1,5 @@
 //! `guideway-bench run` end to end: the direct wire and Guideway side by side, the report, its check and a
-//! comparison. Needs root, and `guideway` as `cargo test --workspace` builds it.
+//! comparison. Needs root, the programs of `deploy/setup.sh test`, and `guideway` as `cargo test --workspace` builds it.
 
 use std::{
     fs,
@@ -42,6 +42,20 @@ impl Drop for Scratch {
 fn bench(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_guideway-bench"));
     (command.args(arguments).output()).expect("the program was built with this test")
+}
+
+/// Has programs that are not ours read a result: they find the same figures, and what its schema says.
+fn read_by_others(result: &str) -> Output {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let python = lab::kubernetes::cache().join("readers/bin/python");
+    let mut command = Command::new(&python);
+    command
+        .arg(here.join("tests/readers.py"))
+        .arg(result)
+        .arg(here.join("result.schema.json"));
+    let output = command.output();
+    output
+        .unwrap_or_else(|error| panic!("{}: {error}: run `deploy/setup.sh test`", python.display()))
 }
 
 fn text(output: &Output) -> String {
@@ -94,6 +108,24 @@ fn a_scenario_is_measured_reported_verified_and_compared() {
     for (one, other) in direct.trials.iter().zip(&ours.trials) {
         assert_eq!(one.tally.offered, other.tally.offered);
     }
+
+    let readers = read_by_others(&out);
+    assert!(readers.status.success(), "{}", text(&readers));
+    assert!(
+        text(&readers).contains("8 logs agree"),
+        "{}",
+        text(&readers)
+    );
+    let table = format!("{out}/direct-1.forward.csv");
+    let whole = fs::read_to_string(&table).unwrap();
+    let first = whole.lines().nth(1).unwrap();
+    fs::write(&table, whole.replacen(first, &format!("1{first}"), 1)).unwrap();
+    let readers = read_by_others(&out);
+    assert!(
+        text(&readers).contains("direct-1.forward.csv, sample "),
+        "{}",
+        text(&readers)
+    );
 
     let again = bench(&["run", &scenario, "--out", &out]);
     assert_eq!(again.status.code(), Some(2), "{}", text(&again));

@@ -35,7 +35,7 @@ use std::{
 pub use fake::{FakeApiServer, Fault, OneTimeFault, Verb};
 pub use objects::node;
 pub use parts::ProxyMode;
-pub use programs::{program, version};
+pub use programs::{cache, program, version};
 
 use crate::{Namespace, Process, Result, Signal, Veth, output, route::cidr, wait_for};
 

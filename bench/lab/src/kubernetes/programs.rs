@@ -18,14 +18,7 @@ pub fn program(name: &str) -> Result<PathBuf> {
         "helm" => ("helm", version_of("HELM_VERSION")),
         _ => ("kubernetes", version_of("KUBERNETES_VERSION")),
     };
-    let cache = env::var_os("XDG_CACHE_HOME").map_or_else(
-        || PathBuf::from(env::var_os("HOME").unwrap_or_default()).join(".cache"),
-        PathBuf::from,
-    );
-    let path = cache
-        .join("guideway")
-        .join(format!("{package}-{version}"))
-        .join(name);
+    let path = cache().join(format!("{package}-{version}")).join(name);
     if path.exists() {
         return Ok(path);
     }
@@ -36,6 +29,15 @@ pub fn program(name: &str) -> Result<PathBuf> {
             "not built: run `deploy/setup.sh test`",
         ),
     })
+}
+
+/// Returns the directory of what `deploy/setup.sh test` builds.
+pub fn cache() -> PathBuf {
+    let all = env::var_os("XDG_CACHE_HOME").map_or_else(
+        || PathBuf::from(env::var_os("HOME").unwrap_or_default()).join(".cache"),
+        PathBuf::from,
+    );
+    all.join("guideway")
 }
 
 /// Returns the version of Kubernetes, such as `v1.36.3`.

@@ -1,4 +1,4 @@
-//! The commands around results: `run`, `report`, `verify`, `compare`.
+//! The commands around results: `preflight`, `run`, `report`, `verify`, `compare`.
 
 use std::{
     env, fs,
@@ -9,6 +9,8 @@ use std::{
 use anyhow::{Context, Result};
 use bench::{
     compare::{self, Judgement, Side},
+    environment,
+    preflight::{self, Unable},
     report::{self, wrong_packets},
     result::Files,
     run,
@@ -35,7 +37,7 @@ A scenario:
   seed: 1
 
 Exit codes: 0 measured, 1 the run failed, 2 wrong usage or scenario, 5 wrong packets: answers were damaged or
-came from another backend than their flow's.";
+came from another backend than their flow's, 77 this machine cannot run it.";
 
 /// Measures what a scenario asks for: systems side by side, in rounds that go back and forth.
 #[derive(Debug, clap::Args)]
@@ -46,6 +48,20 @@ pub(crate) struct Run {
     /// The directory of the result; it must not exist, or hold an interrupted result.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
+    /// The `guideway` program [default: the one beside this program].
+    #[arg(long, value_name = "PATH")]
+    guideway: Option<PathBuf>,
+}
+
+/// Says what hinders this machine from running a scenario, how long that takes, and how quiet the machine is.
+///
+/// Sends nothing.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Exit codes: 0 nothing hinders it, 1 the file cannot be read, 2 wrong usage or scenario, 77 this machine cannot run it.")]
+pub(crate) struct Preflight {
+    /// The scenario, a YAML file.
+    scenario: PathBuf,
     /// The `guideway` program [default: the one beside this program].
     #[arg(long, value_name = "PATH")]
     guideway: Option<PathBuf>,
@@ -95,15 +111,52 @@ const USAGE: u8 = 2;
 const WORSE: u8 = 3;
 const INCONCLUSIVE: u8 = 4;
 const WRONG_PACKETS: u8 = 5;
+const UNABLE: u8 = 77;
+/// Seconds for which a preflight watches how quiet the machine is.
+const WATCH_SECONDS: f64 = 1.0;
+
+/// Reads a scenario, and its text; tells what is wrong with it and returns `None`.
+fn read_scenario(path: &Path) -> Result<Option<(Scenario, String)>> {
+    let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    match Scenario::parse(&text) {
+        Ok(scenario) => Ok(Some((scenario, text))),
+        Err(error) => {
+            eprintln!("guideway-bench: {}: {error}", path.display());
+            Ok(None)
+        }
+    }
+}
+
+impl Preflight {
+    pub(crate) fn run(&self) -> Result<ExitCode> {
+        let Some((scenario, _)) = read_scenario(&self.scenario)? else {
+            return Ok(ExitCode::from(USAGE));
+        };
+        let guideway = self.guideway.clone().map_or_else(beside, Ok)?;
+        if let Err(unable) = preflight::check(&scenario, &guideway) {
+            eprintln!("guideway-bench: {unable}");
+            return Ok(ExitCode::from(UNABLE));
+        }
+        let (systems, loads) = (scenario.systems.len(), scenario.loads.len());
+        println!(
+            "Nothing hinders it: {systems} systems under {loads} loads in {} rounds, whose trials take {:.1} minutes.",
+            scenario.rounds,
+            scenario.trial_seconds() / 60.0
+        );
+        let lost = environment::quietness(0.0, WATCH_SECONDS).lost * 100.0;
+        println!(
+            "Other work takes the core for {lost:.1} % of the time: percentiles from p{:.1} on tell of that too.",
+            100.0 - lost
+        );
+        Ok(ExitCode::SUCCESS)
+    }
+}
 
 impl Run {
     pub(crate) fn run(&self) -> Result<ExitCode> {
-        let scenario = fs::read_to_string(&self.scenario)
-            .with_context(|| format!("reading {}", self.scenario.display()))?;
-        if let Err(error) = Scenario::parse(&scenario) {
-            eprintln!("guideway-bench: {}: {error}", self.scenario.display());
+        let Some((_, scenario)) = read_scenario(&self.scenario)? else {
             return Ok(ExitCode::from(USAGE));
-        }
+        };
         if let Ok(files) = Files::read(&self.out)
             && !files.run.interrupted
         {
@@ -119,7 +172,13 @@ impl Run {
             out: self.out.clone(),
             command: format!("guideway-bench run {} --out DIR", file_name(&self.scenario)),
         };
-        let files = run::run(&options, &show_progress)?;
+        let files = match run::run(&options, &show_progress) {
+            Err(error) if error.is::<Unable>() => {
+                eprintln!("guideway-bench: {error}");
+                return Ok(ExitCode::from(UNABLE));
+            }
+            outcome => outcome?,
+        };
         show_progress("");
         print!("{}", report::text(&files));
         println!("\nThe result is in {}.", self.out.display());

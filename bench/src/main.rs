@@ -36,6 +36,7 @@ enum Scenario {
     /// (`cargo build --release --package control`). Runs for ten minutes, in network namespaces of its own.
     #[command(after_help = EXIT_CODES)]
     Control(Control),
+    Preflight(commands::Preflight),
     Run(commands::Run),
     Report(commands::Report),
     Verify(commands::Verify),
@@ -95,6 +96,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().scenario {
         Scenario::Datapath(arguments) => run_datapath(&arguments).map(exit_code),
         Scenario::Control(arguments) => run_control(&arguments).map(exit_code),
+        Scenario::Preflight(arguments) => arguments.run(),
         Scenario::Run(arguments) => arguments.run(),
         Scenario::Report(arguments) => arguments.run(),
         Scenario::Verify(arguments) => arguments.run(),

@@ -18,6 +18,7 @@ use crate::{
         Sent, due_times,
         sockets::{self, Flow, now_ns},
     },
+    preflight,
     result::{
         Comparability, Files, Interval, Run, SCHEMA_VERSION, Series, Stream, Streams, Tool, Trial,
         figures, new_histogram,
@@ -44,15 +45,24 @@ pub struct Options {
     pub command: String,
 }
 
+impl Scenario {
+    /// Returns how many seconds the trials of a run take, those that are thrown away among them.
+    pub fn trial_seconds(&self) -> f64 {
+        let series = self.systems.len() * self.loads.len();
+        let trials = series as f64 * f64::from(self.rounds + 1);
+        trials * (self.seconds + sockets::OVERHEAD.as_secs_f64())
+    }
+}
+
 /// Runs a scenario and writes its result.
 ///
 /// # Errors
 ///
-/// When the scenario is refused, a setting of the machine falsifies figures, a system does not come up, or the
+/// When the scenario is refused, the machine cannot run it ([`preflight::Unable`]), a system does not come up, or the
 /// result cannot be written.
 pub fn run(options: &Options, show_progress: &(dyn Fn(&str) + Sync)) -> Result<Files> {
     let scenario = Scenario::parse(&options.scenario)?;
-    host::preflight()?;
+    preflight::check(&scenario, &options.guideway)?;
     let mut session = Session::start(options, scenario, show_progress)?;
     for place in 0..session.flows.len() {
         show_progress("warming up");

@@ -23,7 +23,7 @@ use std::{
     path::Path,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use lab::{Cidr, Guideway, Machine, Process, Route, Topology, vip_v4};
 
 use self::{backends::Responder, kube_proxy::Cluster};
@@ -114,11 +114,6 @@ impl Lab {
         lab.route()?;
         lab.start_responders()?;
         if lab.systems.iter().any(|system| system.is_ours()) {
-            ensure!(
-                guideway.exists(),
-                "{} is missing: build it (cargo build --release --package control) or name it by --guideway",
-                guideway.display()
-            );
             lab.start_agents().context("bringing Guideway up")?;
         }
         lab.start_kube_proxies(show_progress)

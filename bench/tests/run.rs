@@ -215,3 +215,40 @@ fn a_wrong_scenario_is_refused_with_its_place_before_anything_is_sent() {
     );
     assert!(!Path::new(&out).exists());
 }
+
+#[test]
+fn a_machine_without_the_programs_is_told_what_to_do_before_anything_is_made() {
+    let scratch = Scratch::new("unable");
+    let (scenario, out) = (scratch.path("small.yaml"), scratch.path("result"));
+    let needs_all = SCENARIO.replace("ours-ipip", "ours-ipip, kube-proxy-nftables");
+    fs::write(&scenario, needs_all).unwrap();
+    let run_without = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_guideway-bench"));
+        command
+            .args(arguments)
+            .args(["--guideway", "/nowhere/guideway"]);
+        command.env("XDG_CACHE_HOME", "/nowhere").output().unwrap()
+    };
+    for arguments in [
+        &["preflight", &scenario][..],
+        &["run", &scenario, "--out", &out],
+    ] {
+        let output = run_without(arguments);
+        assert_eq!(output.status.code(), Some(77), "{}", text(&output));
+        for told in [
+            "/nowhere/guideway is missing: build it",
+            "kube-proxy: not built: run `deploy/setup.sh test`",
+        ] {
+            assert!(text(&output).contains(told), "{}", text(&output));
+        }
+    }
+    assert!(!Path::new(&out).exists());
+    let preflight = bench(&["preflight", &scenario]);
+    assert!(preflight.status.success(), "{}", text(&preflight));
+    // Three systems, seven trials of half a second and the time for late answers.
+    assert!(
+        text(&preflight).contains("whose trials take 0.3 minutes"),
+        "{}",
+        text(&preflight)
+    );
+}

@@ -32,6 +32,8 @@ const POLL: Timespec = Timespec {
 };
 /// How long before the first request the schedule begins: the threads are up by then.
 const RUN_UP: Duration = Duration::from_millis(20);
+/// Time of a trial besides its schedule.
+pub const OVERHEAD: Duration = RUN_UP.saturating_add(GRACE);
 /// Longer than any frame that is sent.
 const BUFFER: usize = 2048;
 /// Ethernet, IPv4 and UDP headers, and the FCS.

@@ -31,7 +31,8 @@ use std::{io, time::Duration};
 
 pub use self::rings::{Buffer, Losses, Rings};
 
-/// Frames that the kernel takes from the TX ring in one call where it copies them (`TX_BATCH_SIZE` of net/xdp/xsk.c).
+/// Frames that the kernel takes from the TX ring in one call at the least where it copies them (`TX_BATCH_SIZE` of
+/// net/xdp/xsk.c).
 const FRAMES_PER_KICK: usize = 32;
 
 /// Where a port's buffers are. The sum of all is the number of its buffers.
@@ -282,8 +283,8 @@ impl<R: Rings> Port<R> {
     }
 }
 
-/// Tells whether frames that were not sent may be sent later: the device is congested, another thread sends, the
-/// kernel has no memory, or the device is down.
+/// Tells whether sending may go on later: the device is congested or down, or the kernel has no memory. A device that
+/// has taken a frame and lost it, as a veth does whose other end has no room, is busy as well.
 fn is_passing(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),

@@ -65,7 +65,8 @@ impl Bare {
         loop {
             match send(self.socket(), &[], SendFlags::DONTWAIT) {
                 Ok(_) => return Ok(()),
-                Err(Errno::AGAIN) => {}
+                // The other end of the cable has no room: the frame is sent and lost.
+                Err(Errno::AGAIN | Errno::BUSY) => {}
                 Err(error) => bail!(error),
             }
         }

@@ -149,7 +149,7 @@ impl Xsk {
         let (tx, rx, rings) =
             unsafe { Socket::new(config, &umem, &name, queue) }.map_err(|error| cause(&error))?;
         let (fill, completion) = rings.ok_or_else(|| io::Error::other("no fill ring"))?;
-        Ok(Self {
+        let xsk = Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             interface: interface.to_owned(),
             umem,
@@ -161,7 +161,9 @@ impl Xsk {
             empty,
             buffer_size: options.buffer_size as usize,
             passing: Vec::new(),
-        })
+        };
+        socket::raise_budget(xsk.as_fd(), options.ring)?;
+        Ok(xsk)
     }
 
     /// Returns the place of a buffer, which nobody else has.

@@ -10,6 +10,7 @@ use std::{
 
 use fastpath::{
     attach::{self, Merging},
+    facts::{self, KernelVersion},
     load::Loader,
     port::{
         Buffer, Port,
@@ -179,6 +180,14 @@ fn frames_of_ones_own_leave_however_few_or_many() {
             for frame in frames {
                 assert_eq!(socket.receive(TIMEOUT).unwrap(), Some(frame));
             }
+        }
+        let kicks = port.kicks();
+        let sends_all_at_once = KernelVersion {
+            major: 6,
+            minor: 17,
+        };
+        if facts::kernel().version >= Some(sends_all_at_once) {
+            assert_eq!(kicks.refused, 0, "{kicks:?}");
         }
         reflector.settle();
     });

@@ -22,21 +22,19 @@ impl Verdict {
     pub fn of(files: &Files) -> Self {
         let run = &files.run;
         let wrong = wrong_packets(run);
-        let sentence = if wrong > 0 {
-            format!(
-                "Wrong packets: {wrong} answers were damaged or came from another backend than the flow's."
-            )
-        } else {
-            let own = run.series.iter().filter_map(|series| sentence(run, series));
-            let added = run
-                .series
-                .iter()
-                .flat_map(|series| shares_added(run, series));
-            own.chain(added).collect::<Vec<_>>().join(" ")
-        };
+        let of_wrong = format!(
+            "Wrong packets: {wrong} answers were damaged or came from another backend than the flow's."
+        );
+        let of_wrong = (wrong > 0).then_some(of_wrong);
+        // Guideway's own systems first.
+        let (ours, others): (Vec<&Series>, _) = run.series.iter().partition(|one| is_ours(one));
+        let own = ours.iter().chain(&others);
+        let own = own.filter_map(|series| sentence(run, series));
+        let added = ours.iter().flat_map(|series| shares_added(run, series));
+        let mut sentences = of_wrong.into_iter().chain(own).chain(added);
         Self {
-            sentence,
-            reasons: reasons(run),
+            sentence: sentences.next().unwrap_or_default(),
+            reasons: sentences.chain(reasons(run)).collect(),
         }
     }
 }
@@ -74,19 +72,17 @@ fn shares_added(run: &Run, series: &Series) -> Vec<String> {
         return Vec::new();
     };
     let say = |proxy: &Series, stream: Stream| {
-        let (own, other, what) = (&series.name, &proxy.name, stream.words());
-        let Estimate { value, low, high } = compare::added(direct, series, proxy, stream)?;
         let slower = against_direct(run, proxy)?.rows.into_iter();
         let mut slower = slower.filter(|row| row.stream == stream && row.low > 1.0);
-        Some(match slower.next() {
-            // A share of what may be nothing says nothing.
-            None => format!(
-                "What {other} adds to the median of the direct wire ({what}) cannot be told from nothing."
-            ),
-            Some(_) => format!(
-                "Of what {other} adds to the median of the direct wire ({what}), {own} adds {value:.2} [{low:.2} {high:.2}]."
-            ),
-        })
+        // A share of what may be nothing says nothing.
+        slower.next()?;
+        let Estimate { value, low, high } = compare::added(direct, series, proxy, stream)?;
+        Some(format!(
+            "Of what {} adds to the median of the direct wire ({}), {} adds {value:.2} [{low:.2} {high:.2}].",
+            proxy.name,
+            stream.words(),
+            series.name
+        ))
     };
     let streams = [Stream::RoundTrip, Stream::Forward];
     let all = proxies(run, series).flat_map(|proxy| streams.map(|stream| say(proxy, stream)));
@@ -174,10 +170,21 @@ fn reasons(run: &Run) -> Vec<String> {
                 figures.count + figures.unanswered
             ));
         }
-        for trial in &series.trials {
-            for doubt in &trial.doubts {
-                reasons.push(format!("{}, round {}: {doubt}", series.name, trial.round));
-            }
+        let doubtful = || {
+            series
+                .trials
+                .iter()
+                .filter(|trial| !trial.doubts.is_empty())
+        };
+        if let Some(first) = doubtful().next() {
+            reasons.push(format!(
+                "{}: {} of {} rounds are doubtful, such as round {}: {}",
+                series.name,
+                doubtful().count(),
+                series.trials.len(),
+                first.round,
+                first.doubts.join("; ")
+            ));
         }
     }
     if let Some(from) = noise_limited_from(run) {
@@ -240,7 +247,44 @@ mod tests {
         }
         let Verdict { sentence, reasons } = Verdict::of(&files);
         assert!(!sentence.contains("direct wire"), "{sentence}");
-        assert!(reasons[0].contains("interrupted"), "{reasons:?}");
+        let told = |reason: &String| reason.contains("interrupted");
+        assert!(reasons.iter().any(told), "{reasons:?}");
+    }
+
+    /// Adds a kube-proxy that takes `slower` times as long as the direct wire.
+    fn beside_proxy(slower: f64) -> Vec<String> {
+        let mut files = sample(1, 1.5);
+        let mut proxy = sample(2, slower).run.series.remove(1);
+        proxy.system = System::KubeProxyNftables.to_string();
+        proxy.name = "kube-proxy-nftables-1".to_owned();
+        files.run.series.push(proxy);
+        Verdict::of(&files).reasons
+    }
+
+    #[test]
+    fn the_share_of_what_kube_proxy_adds_is_told_if_it_adds_anything() {
+        let share = "Of what kube-proxy-nftables-1 adds to the median of the direct wire (round trip), \
+                     ours-ipip-1 adds 0.5";
+        let reasons = beside_proxy(2.0);
+        let told = |reason: &String| reason.starts_with(share);
+        assert!(reasons.iter().any(told), "{reasons:?}");
+        let reasons = beside_proxy(1.0);
+        let told = |reason: &String| reason.starts_with("Of what");
+        assert!(!reasons.iter().any(told), "{reasons:?}");
+    }
+
+    #[test]
+    fn doubtful_rounds_of_a_series_are_one_reason() {
+        let mut files = sample(1, 1.5);
+        for round in [1, 3] {
+            files.run.series[1].trials[round].doubts = vec!["late".to_owned()];
+        }
+        let reasons = Verdict::of(&files).reasons;
+        let expected = "ours-ipip-1: 2 of 6 rounds are doubtful, such as round 2: late";
+        assert!(
+            reasons.iter().any(|reason| reason == expected),
+            "{reasons:?}"
+        );
     }
 
     #[test]

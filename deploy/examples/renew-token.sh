@@ -7,10 +7,11 @@ umask 077
 cd "$1"
 server=$2 account=${3:-guideway-outside} namespace=${POD_NAMESPACE:-guideway-system}
 
-# Not on the command line, which every user of the machine may read.
+# Not on the command line, which every user of the machine may read. And by https only: for a server without a scheme,
+# curl takes http.
 printf 'Authorization: Bearer %s\n' "$(cat token)" >token.header
 trap 'rm -f token.header token.new' EXIT
-curl --silent --show-error --fail --max-time 30 --cacert ca.crt \
+curl --proto =https --silent --show-error --fail --max-time 30 --cacert ca.crt \
     --header @token.header --header 'Content-Type: application/json' \
     --data '{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 604800,
         "boundObjectRef": {"apiVersion": "v1", "kind": "Secret", "name": "'"$account"'"}}}' \

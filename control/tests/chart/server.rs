@@ -75,7 +75,7 @@ fn api_server_takes_every_object_and_enforces_what_each_may_do() {
     each_agent_writes_the_lease_of_its_node_alone(&server);
     controller_may_do_what_it_needs(&server);
     cluster_roles_have_the_rights_on_pools(&server);
-    edge_outside_renews_its_token_until_the_secret_is_deleted(&server);
+    edge_outside_gets_no_token_that_outlives_its_secret(&server);
 }
 
 /// Applies objects; unknown fields and the server's warnings are errors.
@@ -292,7 +292,7 @@ fn cluster_roles_have_the_rights_on_pools(server: &ControlPlane) {
     }
 }
 
-fn edge_outside_renews_its_token_until_the_secret_is_deleted(server: &ControlPlane) {
+fn edge_outside_gets_no_token_that_outlives_its_secret(server: &ControlPlane) {
     let account = "guideway-outside";
     let bound = ["--bound-object-kind=Secret", "--bound-object-name", account];
     let create = [
@@ -325,14 +325,33 @@ fn edge_outside_renews_its_token_until_the_secret_is_deleted(server: &ControlPla
     };
     list(&second).unwrap();
 
+    // Whoever steals a token gets none that would stay when the Secret is deleted.
+    let create_by = |options: &[&str]| {
+        let token = format!("--token={}", second.trim());
+        let create = ["create", "token", "-n", NAMESPACE, account, &token];
+        server.kubectl(&[&create[..], options].concat())
+    };
+    let is_refused = |options: &[&str]| match create_by(options) {
+        Ok(_) => false,
+        Err(error) => error.to_string().contains("bound to the account's Secret"),
+    };
+    lab::wait_until("the policy is in force", TIMEOUT, || is_refused(&[])).unwrap();
+    let other = format!("{account}-announcing");
+    let bound_to_another = [&bound[..2], &[&other]].concat();
+    assert!(is_refused(&bound_to_another));
+    assert!(is_refused(&[&bound[..], &["--duration=8760h"]].concat()));
+    create_by(&bound).unwrap();
+    renew().unwrap();
+
     let delete = ["delete", "secret", "-n", NAMESPACE, account];
     server.kubectl(&delete).unwrap();
     // The API server remembers for some seconds that a token was good.
     for token in [&first, &second] {
         lab::wait_until("the token has ended", TIMEOUT, || list(token).is_err()).unwrap();
     }
+    let last = std::fs::read_to_string(&path).unwrap();
     renew().unwrap_err();
-    assert_eq!(std::fs::read_to_string(&path).unwrap(), second);
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), last);
 }
 
 /// Questions about what a service account may do.

@@ -1,6 +1,8 @@
 //! The systemd unit.
 
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
@@ -40,6 +42,25 @@ fn systemd_takes_the_units() {
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.is_empty(), "{said}");
+}
+
+#[test]
+fn renewal_sends_no_token_in_the_clear() {
+    let directory = tempfile::tempdir().unwrap();
+    for file in ["token", "ca.crt"] {
+        std::fs::write(directory.path().join(file), "x").unwrap();
+    }
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    server.set_nonblocking(true).unwrap();
+    let output = Command::new(deploy("examples/renew-token.sh"))
+        .arg(directory.path())
+        // Without https://, which is easily forgotten.
+        .arg(server.local_addr().unwrap().to_string())
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    let connected = server.accept().map(|(_, peer)| peer);
+    assert_eq!(connected.unwrap_err().kind(), ErrorKind::WouldBlock);
 }
 
 #[test]

@@ -39,6 +39,7 @@ use std::time::{Duration, Instant};
 
 use fastpath::nexthop::{NetlinkError, Wake, Waker, Watcher};
 use fastpath::tables::Tables;
+use serde_json::Value;
 
 use self::announcing::Announcing;
 use self::attachments::Attachments;
@@ -73,6 +74,8 @@ const LOGGED_ONE_BY_ONE: usize = 10;
 #[derive(Debug)]
 pub struct Agent {
     config: Config,
+    /// What `guideway config` shows of it.
+    settings: Arc<Value>,
     file: ConfigFile,
     /// The state of the cluster; `None` if the file lists services and nodes.
     cluster: Option<Cluster>,

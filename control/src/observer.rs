@@ -44,6 +44,9 @@ use crate::metrics::{self, Others};
 
 /// Most simultaneous answers; further ones wait. Each uses a core, and in a large cluster hundreds of megabytes.
 const MAX_ANSWERS: usize = 2;
+/// Most pages with a row for each service or backend that are made or sent at a time; further ones wait. Each has up to
+/// 60 MB, and a peer may read slowly.
+const MAX_LARGE_PAGES: usize = 2;
 /// How long the agent's loop may show no sign of life. A sleeping loop gives one every 30 s.
 const LIFE_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -52,6 +55,7 @@ const LIFE_TIMEOUT: Duration = Duration::from_secs(60);
 pub struct Observer {
     inputs: Arc<ObserverInputs>,
     answers: Arc<Semaphore>,
+    large_pages: Arc<Semaphore>,
 }
 
 /// What the answers are made from.
@@ -97,6 +101,7 @@ impl Observer {
         Self {
             inputs: Arc::new(inputs),
             answers: Arc::new(Semaphore::new(MAX_ANSWERS)),
+            large_pages: Arc::new(Semaphore::new(MAX_LARGE_PAGES)),
         }
     }
 
@@ -105,7 +110,6 @@ impl Observer {
         let answered = match request {
             Request::Which(flow) => return self.ask_agent(Question::Which(flow)).await,
             Request::Trace(packet) => return self.ask_agent(Question::Trace(packet)).await,
-            Request::Config {} => return self.ask_agent(Question::Config).await,
             Request::DrainEdge { drained } => return reply(self.drain(drained).await),
             Request::Detach {} => return self.ask_agent(Question::Detach).await,
             Request::Status {} => self.observe(|seen| reply(Ok(seen.status()))).await,
@@ -113,6 +117,7 @@ impl Observer {
             Request::Backends(of) => self.observe(move |seen| reply(seen.backends(&of))).await,
             Request::Flows(of) => self.observe(move |seen| reply(seen.flows(&of))).await,
             Request::Drops {} => self.observe(|seen| reply(seen.drops())).await,
+            Request::Config {} => self.observe(|seen| reply(Ok(&*seen.view.settings))).await,
         };
         answered.unwrap_or_else(|| error_line("the answer broke off, see the log".to_owned()))
     }

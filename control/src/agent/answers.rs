@@ -12,7 +12,6 @@ use super::{Agent, Question};
 use crate::api::server::{error_line, line};
 use crate::api::{Choice, Reply, Step, Trace, TraceRequest, Which, WhichRequest};
 use crate::chain::chain;
-use crate::config::effective::effective;
 use crate::hex;
 use crate::next_hop::DeviceNames;
 use crate::target_state::name_of;
@@ -26,7 +25,6 @@ impl Agent {
         match question {
             Question::Which(flow) => (reply(self.which(flow)), false),
             Question::Trace(packet) => (reply(self.trace(packet)), false),
-            Question::Config => (reply(Ok(effective(&self.config))), false),
             Question::Detach => {
                 let detached = self.detach();
                 let is_end = detached.is_ok();

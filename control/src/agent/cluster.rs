@@ -18,6 +18,7 @@ use super::Agent;
 use super::view::ClusterView;
 use crate::api;
 use crate::check::cluster::{UNTRUSTED_REMEDY, untrusted_source};
+use crate::config::effective::effective;
 use crate::config::host::HostFacts;
 use crate::desired::{Desired, ForwardMode, NodePortAddresses, Role};
 use crate::durations::Durations;
@@ -150,10 +151,14 @@ impl Agent {
             .machine_health()
             .set_leaving(state.leaving);
         let moved = self.config.desired.nodes != state.nodes;
+        let trusts_others = self.config.desired.trusted_edges != state.trusted_edges;
         self.announcing
             .set_announceable(state.assigned.clone(), state.announcers.clone());
         (cluster.state, cluster.hash_seed) = (state, hash_seed);
         cluster.complete(&mut self.config.desired);
+        if trusts_others {
+            self.settings = Arc::new(effective(&self.config));
+        }
         if moved {
             // The Node's addresses decide which address of the machine is the primary one.
             self.look_at_machine();

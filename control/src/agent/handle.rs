@@ -42,8 +42,6 @@ pub enum Question {
     Which(WhichRequest),
     /// What happens to a packet? The answer is [`Trace`](crate::api::Trace).
     Trace(TraceRequest),
-    /// Which settings are in force?
-    Config,
     /// Detach from every interface, remove every pin, and end. The answer is [`Detached`](crate::api::Detached).
     Detach,
 }

@@ -1,11 +1,13 @@
 //! Reads the configuration again. An invalid file changes nothing, and some options need a restart.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::Agent;
 use crate::api::ConfigStatus;
 use crate::chain::chain;
 use crate::clock::unix_time;
+use crate::config::effective::effective;
 use crate::config::host::{self, HostFacts};
 use crate::config::{self, Config, ConfigError, Source};
 use crate::target_state::Machine;
@@ -82,6 +84,7 @@ impl Agent {
             cluster.complete(&mut self.config.desired);
             cluster.show_machine(&facts, &self.config.desired);
         }
+        self.settings = Arc::new(effective(&self.config));
         self.machine = Machine::of(&self.config.desired, &facts);
         self.attachments.forget_lost();
         self.pod_devices.forget();

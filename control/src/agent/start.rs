@@ -3,6 +3,7 @@
 use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use fastpath::facts::{self, Bpffs};
@@ -26,6 +27,7 @@ use super::programmed::Programmed;
 use super::reload::ConfigFile;
 use super::view::Publication;
 use crate::chain::chain;
+use crate::config::effective::effective;
 use crate::config::{Config, ConfigError, TableSizes, host};
 use crate::kubernetes::ClusterFeed;
 use crate::service_totals::ServiceTotals;
@@ -132,6 +134,7 @@ impl Agent {
         let now = Instant::now();
         let mut agent = Self {
             file: ConfigFile::new(path, &config),
+            settings: Arc::new(effective(&config)),
             config,
             cluster,
             machine,

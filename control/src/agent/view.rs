@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use fastpath::tables::{ServiceKey, Specs, TableView};
 use imbl::{OrdMap, OrdSet};
+use serde_json::Value;
 use tokio::sync::watch;
 
 use super::Agent;
@@ -36,6 +37,8 @@ pub(crate) struct View {
     /// Services whose backends all fail, so that all get traffic.
     pub(crate) all_fail: OrdSet<ServiceKey>,
     pub(crate) roles: Vec<&'static str>,
+    /// The settings in force; see [`crate::config::effective`].
+    pub(crate) settings: Arc<Value>,
     pub(crate) config: ConfigStatus,
     pub(crate) hash_seed: HashSeed,
     /// Interfaces that are configured or attached.
@@ -126,6 +129,7 @@ impl Agent {
             roles: roles
                 .filter_map(|(has, role)| has.then_some(role))
                 .collect(),
+            settings: Arc::clone(&self.settings),
             config: self.file.status.clone(),
             hash_seed: HashSeed {
                 source: seed_source(&self.config).to_owned(),

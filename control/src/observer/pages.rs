@@ -1,9 +1,11 @@
 //! The agent's pages: `/metrics` for Prometheus, `/healthz` for probes of its programs, and what the commands
 //! show as JSON, for `guideway cluster`. They only read: which page there is, [`read_only`] says.
 
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use hyper::StatusCode;
+use hyper::body::Bytes;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::{Observation, Observer};
 use crate::api::{Request, ServiceFilter};
@@ -13,10 +15,32 @@ use crate::metrics::{self, Snapshot};
 impl Observer {
     /// Returns the page at a path.
     pub async fn page(&self, path: &str) -> Answer {
-        match read_only(path) {
-            Some(request) => http::json(self.answer(request).await),
-            None => page(path, self.metrics(), self.unattached()).await,
-        }
+        let Some(request) = read_only(path) else {
+            return page(path, self.metrics(), self.unattached()).await;
+        };
+        let permit = match request {
+            Request::Services(_) | Request::Backends(_) => {
+                Arc::clone(&self.large_pages).acquire_owned().await.ok()
+            }
+            _ => None,
+        };
+        let text = self.answer(request).await;
+        http::json(Bytes::from_owner(PageText {
+            text,
+            _permit: permit,
+        }))
+    }
+}
+
+/// The text of a page, which has its permit until it is sent.
+struct PageText {
+    text: String,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl AsRef<[u8]> for PageText {
+    fn as_ref(&self) -> &[u8] {
+        self.text.as_bytes()
     }
 }
 

@@ -69,7 +69,8 @@ impl World {
 
     /// Puts the services of a configuration into the tables, and publishes them.
     fn serve(&mut self, config: &str) {
-        let desired = config::parse(config).unwrap().desired;
+        let config = config::parse(config).unwrap();
+        let desired = &config.desired;
         for (key, service) in &desired.services {
             self.tables.put_service(*key, &service.spec).unwrap();
         }
@@ -80,6 +81,7 @@ impl World {
                 .map(|(key, service)| (*key, Arc::clone(&service.spec)))
                 .collect(),
             services: desired.services.clone(),
+            settings: Arc::new(config::effective::effective(&config)),
             ..View::default()
         }));
     }
@@ -117,10 +119,30 @@ async fn answers_are_made_of_what_was_published_and_counted() {
         .collect();
     assert_eq!(states, ["not looked up"; 3]);
     assert_ne!(world.ask(Request::Drops {}).await, Value::Array(Vec::new()));
+    let settings = world.ask(Request::Config {}).await;
+    assert_eq!(settings["interfaces"][0]["name"], "eth0");
     let metrics = world.observer.metrics().await.unwrap();
     assert!(metrics.contains("\nguideway_services 2\n"), "{metrics}");
     assert_eq!(world.observer.unattached().await, Some(Vec::new()));
     drop(world.loaded);
+}
+
+#[tokio::test(start_paused = true)]
+async fn large_pages_that_nobody_reads_are_few() {
+    let mut world = World::new();
+    world.serve(TWO_SERVICES);
+    let mut unread = Vec::new();
+    for _ in 0..MAX_LARGE_PAGES {
+        unread.push(world.observer.page("/backends").await);
+    }
+    let one_more = || tokio::time::timeout(2 * LIFE_TIMEOUT, world.observer.page("/services"));
+    assert!(one_more().await.is_err());
+    let others = ["/status", "/config", "/metrics"];
+    for path in others {
+        assert_eq!(world.observer.page(path).await.status(), 200, "{path}");
+    }
+    unread.pop();
+    assert_eq!(one_more().await.unwrap().status(), 200);
 }
 
 #[tokio::test]

@@ -31,6 +31,7 @@ use xdp_prog::abi::size;
 
 pub use listen::{Listen, NoNodeAddress};
 pub use problem::{ConfigError, Position, Problem};
+pub(crate) use validate::HealthDefaults;
 
 use crate::desired::{Desired, ForwardMode};
 use crate::index::TableEntries;
@@ -63,6 +64,10 @@ pub struct Config {
     pub pin_dir: PathBuf,
     /// Ports that a NodePort may have.
     pub node_port_range: RangeInclusive<u16>,
+    /// Forwarding mode of services that do not set one.
+    pub default_mode: ForwardMode,
+    /// Settings of checks that a service of the file does not set.
+    pub(crate) health: HealthDefaults,
     /// How the Kubernetes API is used; `None` if the file itself lists the services.
     pub kubernetes: Option<Kubernetes>,
     /// Positions of the values that the rules of [`host`] may reject.
@@ -103,10 +108,12 @@ pub struct Kubernetes {
     pub health_check_node_port: HealthCheckNodePorts,
     /// Where `/healthz`, `/livez` and `/readyz` are served; `None` if they are off.
     pub healthz: Option<Listen>,
-    /// The most that one Service may take of the tables.
-    pub service_room: TableEntries,
-    /// The most that all Services of a namespace may take together; `None` for no limit.
-    pub namespace_room: Option<TableEntries>,
+    /// What Services can take of the tables.
+    pub room: TableEntries,
+    /// The most that one Service may take of it, in percent.
+    pub table_share: u64,
+    /// The most that all Services of a namespace may take of it together, in percent; `None` for no limit.
+    pub namespace_table_share: Option<u64>,
     /// Forwarding mode of services that do not set one.
     pub default_mode: ForwardMode,
     /// Seed of the flow hash; `None` to take it from the cluster's Secret.

@@ -172,13 +172,14 @@ fn wait(feed: &ClusterFeed, reason: String) {
 }
 
 fn index_options(options: Kubernetes, node_name: String, hash_seed: u64) -> Options {
+    let room = |percent| options.room.share(percent);
     Options {
         node_name: Some(node_name),
         load_balancer_class: options.load_balancer_class,
         serve_unset_class: options.default_class,
         external_ips: options.external_ips,
-        service_room: options.service_room,
-        namespace_room: options.namespace_room,
+        service_room: room(options.table_share),
+        namespace_room: options.namespace_table_share.map(room),
         topology_hints: if options.honour_hints {
             TopologyHints::Honour
         } else {

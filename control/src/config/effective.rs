@@ -31,7 +31,9 @@ pub fn effective(config: &Config) -> Value {
         "nat": {"ipv4": nat.v4, "ipv6": nat.v6, "ports": format!("{}-{last_port}", nat.first_port)},
         "node_port_addresses": node_port_addresses(&desired.node_port_addresses),
         "node_port_range": format!("{}-{}", ports.start(), ports.end()),
+        "default_mode": config.default_mode.to_string(),
         "clamp_mss": switch(desired.clamp_mss),
+        "health": config.health.document(),
         "node_health": switch(desired.node_health),
         "trusted_edges": texts(&desired.trusted_edges),
         "kubernetes": config.kubernetes.as_ref().map(kubernetes),
@@ -87,7 +89,6 @@ fn kubernetes(kubernetes: &Kubernetes) -> Value {
         "service": kubernetes.service,
         "load_balancer_class": kubernetes.load_balancer_class,
         "default_class": kubernetes.default_class,
-        "default_mode": kubernetes.default_mode.to_string(),
         "external_ips": texts(&kubernetes.external_ips),
         "topology_hints": if kubernetes.honour_hints { "honour" } else { "ignore" },
         "health_check_node_port": match kubernetes.health_check_node_port {
@@ -96,6 +97,9 @@ fn kubernetes(kubernetes: &Kubernetes) -> Value {
             HealthCheckNodePorts::Off => "off",
         },
         "healthz": kubernetes.healthz.map(|at| at.to_string()),
+        "table_share": kubernetes.table_share,
+        "namespace_table_share": (kubernetes.namespace_table_share)
+            .map_or_else(|| "off".to_owned(), |percent| percent.to_string()),
     })
 }
 
@@ -127,23 +131,41 @@ mod tests {
     use super::*;
     use crate::config;
 
+    /// Lists the fields of a file that are not told.
+    fn missing(path: &str, file: &Value, told: &Value) -> Vec<String> {
+        let Value::Object(fields) = file else {
+            return told
+                .is_null()
+                .then(|| path.to_owned())
+                .into_iter()
+                .collect();
+        };
+        let fields = fields.iter();
+        fields
+            .flat_map(|(name, value)| missing(&format!("{path}.{name}"), value, &told[name]))
+            .collect()
+    }
+
     #[test]
     fn every_setting_is_told_and_no_secret() {
+        const OF_OTHER_COMMANDS: [&str; 3] = [".nodes", ".vips", ".services"];
         let secret = 0xfeed_f00d_cafe_1234_u64;
-        let text = include_str!("tests/every_field.yaml").replace("0xFF", &secret.to_string());
-        let text = text.as_str();
-        let mut file: serde_json::Map<String, Value> = serde_saphyr::from_str(text).unwrap();
-        for elsewhere in ["nodes", "vips", "services", "health", "default_mode"] {
-            file.remove(elsewhere);
+        let seed = format!("hash_seed: {secret}");
+        for (file, seed_there) in [
+            (include_str!("tests/every_field.yaml"), "hash_seed: 0xFF"),
+            (include_str!("tests/kubernetes.yaml"), "hash_seed: 9"),
+        ] {
+            let text = file.replace(seed_there, &seed);
+            let config = config::parse(&text).unwrap();
+            let told = effective(&config);
+            let file: Value = serde_saphyr::from_str(&text).unwrap();
+            let mut missing = missing("", &file, &told);
+            missing.retain(|field| !OF_OTHER_COMMANDS.contains(&field.as_str()));
+            assert!(missing.is_empty(), "{missing:?} of:\n{told:#}");
+            assert_eq!(config.desired.hash_seed, secret);
+            let page = told.to_string();
+            assert!(!page.contains(&secret.to_string()) && !page.contains(&format!("{secret:x}")));
         }
-        let config = config::parse(text).unwrap();
-        let told = effective(&config);
-        for field in file.keys() {
-            assert!(!told[field].is_null(), "{field}: {told}");
-        }
-        assert_eq!(config.desired.hash_seed, secret);
-        let page = told.to_string();
-        assert!(!page.contains(&secret.to_string()) && !page.contains(&format!("{secret:x}")));
     }
 
     #[test]
@@ -154,6 +176,11 @@ mod tests {
         assert_eq!(told["node_port_range"], "30000-32767");
         assert_eq!(told["kubernetes"]["service"], "guideway");
         assert_eq!(told["metrics"]["listen"], "off");
+        assert_eq!(told["default_mode"], "ipip");
+        assert_eq!(told["kubernetes"]["table_share"], 25);
+        assert_eq!(told["kubernetes"]["namespace_table_share"], "off");
+        assert_eq!(told["health"]["type"], "tcp");
+        assert_eq!(told["health"]["interval"], "5s");
         assert_eq!(told["interfaces"][0]["mode"], "native-or-generic");
     }
 }

@@ -299,7 +299,6 @@ fn shipped_examples_are_in_order() {
 fn every_field_of_the_kubernetes_section_is_taken_over() {
     let config = parse(EVERY_KUBERNETES_FIELD).unwrap();
     assert_eq!(config.desired.node, Role::Yes);
-    let room = TableEntries::DEFAULT;
     let expected = Kubernetes {
         node_name: Some("worker-1.example".to_owned()),
         namespace: Some("lb".to_owned()),
@@ -313,8 +312,9 @@ fn every_field_of_the_kubernetes_section_is_taken_over() {
         honour_hints: false,
         health_check_node_port: HealthCheckNodePorts::On,
         healthz: Some(Listen::At(([0, 0, 0, 0], 10791).into())),
-        service_room: room.share(10),
-        namespace_room: Some(room.share(50)),
+        room: TableEntries::DEFAULT,
+        table_share: 10,
+        namespace_table_share: Some(50),
         default_mode: ForwardMode::L2dsr,
         hash_seed: Some(9),
     };
@@ -335,8 +335,9 @@ fn kubernetes_section_has_defaults() {
         honour_hints: true,
         health_check_node_port: HealthCheckNodePorts::Auto,
         healthz: None,
-        service_room: TableEntries::DEFAULT.share(25),
-        namespace_room: None,
+        room: TableEntries::DEFAULT,
+        table_share: 25,
+        namespace_table_share: None,
         default_mode: ForwardMode::Ipip,
         hash_seed: None,
     };
@@ -365,6 +366,7 @@ fn kubernetes_section_needs_the_flag() {
         [
             "2:8: trusted_edges: missing; a node accepts IP-in-IP from listed edges only: list their outer source addresses",
             "6:3: kubernetes: this section is for services that come from the API; start the agent with `guideway run --kubernetes`, or remove it",
+            "21:47: announce.node_selector: labels of Nodes are the API's; start the agent with `guideway run --kubernetes`, or remove it",
         ]
     );
 }

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use imbl::{OrdMap, OrdSet};
 use serde_saphyr::Spanned;
 
+pub(crate) use self::health::HealthDefaults;
 use self::values::{Refusal, refusal};
 pub(super) use self::values::{network, seed};
 use super::problem::{Position, Problem};
@@ -66,7 +67,8 @@ impl Rules {
         let nodes = self.nodes(file);
         let node_port_addresses = self.node_port_addresses(file);
         let node_port_range = self.node_port_range(file);
-        let services = self.services(file, &nodes, default_mode, &node_port_range, seed);
+        let health = self.health_defaults(file);
+        let services = self.services(file, &nodes, default_mode, &health, &node_port_range, seed);
         let node_health = self.read("node_health", &file.node_health, values::switch);
         let edges = &file.trusted_edges;
         let trusted_edges = self.set("trusted_edges", edges, "prefix", values::edge_prefix);
@@ -114,6 +116,8 @@ impl Rules {
                 .flatten(),
             pin_dir: pin_dir.unwrap_or_else(|| PathBuf::from(DEFAULT_PIN_DIR)),
             node_port_range,
+            default_mode,
+            health,
             kubernetes,
             origins: std::mem::take(&mut self.origins),
         }

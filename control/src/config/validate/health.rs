@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use serde_json::{Value, json};
 use serde_saphyr::Spanned;
 
 use super::values::{Refusal, decimal, number, refusal, word};
@@ -19,15 +20,15 @@ const TIMEOUT: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::
 const COUNTS: RangeInclusive<u32> = 1..=100;
 
 /// The settings of a block `health`, with defaults filled in.
-#[derive(Clone)]
-pub(super) struct Settings {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HealthDefaults {
     kind: Type,
     get: HttpGet,
     /// The check without its kind.
     check: Check,
 }
 
-impl Default for Settings {
+impl Default for HealthDefaults {
     fn default() -> Self {
         Self {
             kind: Type::Tcp,
@@ -37,17 +38,50 @@ impl Default for Settings {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Type {
     Tcp,
     Http,
     Https,
 }
 
+const TYPES: [(&str, Type); 3] = [
+    ("tcp", Type::Tcp),
+    ("http", Type::Http),
+    ("https", Type::Https),
+];
+
+impl HealthDefaults {
+    /// Returns the settings under the names of the file.
+    pub(crate) fn document(&self) -> Value {
+        let Self { kind, get, check } = self;
+        let kind = TYPES.iter().find(|(_, one)| one == kind);
+        let statuses = get
+            .status
+            .iter()
+            .map(|range| match range.start() == range.end() {
+                true => range.start().to_string(),
+                false => format!("{}-{}", range.start(), range.end()),
+            });
+        json!({
+            "type": kind.map(|(name, _)| name),
+            "port": check.port,
+            "path": get.path,
+            "host": get.host,
+            "status": statuses.collect::<Vec<_>>(),
+            "body": get.body,
+            "interval": written(check.interval),
+            "timeout": written(check.timeout),
+            "rise": check.rise,
+            "fall": check.fall,
+        })
+    }
+}
+
 impl Rules {
     /// Reads the block `health` of the file, which sets the defaults of all services.
-    pub(super) fn health_defaults(&mut self, file: &raw::File) -> Settings {
-        let defaults = Settings::default();
+    pub(super) fn health_defaults(&mut self, file: &raw::File) -> HealthDefaults {
+        let defaults = HealthDefaults::default();
         match &file.health {
             Some(block) => self.health_block("health", &block.value, &defaults),
             None => defaults,
@@ -59,9 +93,9 @@ impl Rules {
         field: &str,
         block: &Spanned<raw::Health>,
         key: Option<ServiceKey>,
-        defaults: &Settings,
+        defaults: &HealthDefaults,
     ) -> Check {
-        let Settings { kind, get, check } = self.health_block(field, &block.value, defaults);
+        let HealthDefaults { kind, get, check } = self.health_block(field, &block.value, defaults);
         if kind == Type::Tcp {
             self.only_http(field, &block.value);
         }
@@ -100,9 +134,14 @@ impl Rules {
     }
 
     /// Reads a block. Absent and invalid fields get the value of `base`.
-    fn health_block(&mut self, field: &str, block: &raw::Health, base: &Settings) -> Settings {
+    fn health_block(
+        &mut self,
+        field: &str,
+        block: &raw::Health,
+        base: &HealthDefaults,
+    ) -> HealthDefaults {
         let at = |name: &str| format!("{field}.{name}");
-        let Settings { kind, get, check } = base.clone();
+        let HealthDefaults { kind, get, check } = base.clone();
         let port = |text: &str| {
             let remedy = "use a number from 1 to 65535";
             number(text, &(1..=65_535), "not a port", remedy)
@@ -110,7 +149,7 @@ impl Rules {
         let interval = self.read(&at("interval"), &block.interval, span(&INTERVAL));
         let timeout = self.read(&at("timeout"), &block.timeout, span(&TIMEOUT));
         let path = self.read(&at("path"), &block.path, request_path);
-        Settings {
+        HealthDefaults {
             kind: self
                 .read(&at("type"), &block.kind, check_type)
                 .unwrap_or(kind),
@@ -160,12 +199,7 @@ fn statuses(text: &str) -> Result<RangeInclusive<u16>, Refusal> {
 }
 
 fn check_type(text: &str) -> Result<Type, Refusal> {
-    let types = [
-        ("tcp", Type::Tcp),
-        ("http", Type::Http),
-        ("https", Type::Https),
-    ];
-    word(text, &types, "not a type of check")
+    word(text, &TYPES, "not a type of check")
 }
 
 fn request_path(text: &str) -> Result<String, Refusal> {

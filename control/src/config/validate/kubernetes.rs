@@ -79,8 +79,9 @@ impl Rules {
             honour_hints: hints.unwrap_or(true),
             health_check_node_port: ports.unwrap_or_default(),
             healthz: healthz.flatten(),
-            service_room: room.share(share.unwrap_or(Options::DEFAULT_SHARE)),
-            namespace_room: of_namespace.map(|percent| room.share(percent)),
+            room,
+            table_share: share.unwrap_or(Options::DEFAULT_SHARE),
+            namespace_table_share: of_namespace,
             default_mode,
             hash_seed,
         })

@@ -12,7 +12,7 @@ use super::super::problem::Position;
 use super::backends::Shape;
 use super::nodes::node_port;
 use super::values::{self, Refusal, decimal, refusal, word};
-use super::{Rules, entries, note, position, raw};
+use super::{HealthDefaults, Rules, entries, note, position, raw};
 use crate::desired::{
     BackendSpec, ForwardMode, Protocol, Service, ServiceKey, ServiceSpec, TrafficPolicy,
     affinity_seed, owner,
@@ -27,11 +27,11 @@ impl Rules {
         file: &raw::File,
         nodes: &BTreeSet<IpAddr>,
         default_mode: ForwardMode,
+        health_defaults: &HealthDefaults,
         node_ports: &RangeInclusive<u16>,
         seed: u64,
     ) -> BTreeMap<ServiceKey, Service> {
         let mut services = BTreeMap::new();
-        let health_defaults = self.health_defaults(file);
         let mut names = BTreeMap::new();
         let mut keys = BTreeMap::new();
         for (index, (field, entry)) in entries("services", &file.services).enumerate() {
@@ -83,7 +83,7 @@ impl Rules {
             specs.retain(|(key, _)| self.is_new(&field, entry, *key, &mut keys));
             let health = service.health.as_ref().map(|block| {
                 let key = specs.first().map(|(key, _)| *key);
-                self.health(&at("health"), block, key, &health_defaults)
+                self.health(&at("health"), block, key, health_defaults)
             });
             if let (Some(name), Some(_)) = (name, mode) {
                 services.extend(specs.into_iter().map(|(key, spec)| {

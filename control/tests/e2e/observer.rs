@@ -7,10 +7,12 @@ use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::Duration;
 
-use lab::{Guideway, Machine, Topology, wait_for};
+use k8s_openapi::jiff::Timestamp;
+use lab::{Guideway, Machine, Process, Topology, wait_for};
 use nix::sys::ptrace;
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
+use serde_json::Value;
 
 use crate::support::{Agent, Mode, Service, TIMEOUT, edge_config};
 
@@ -86,6 +88,29 @@ fn get(machine: &Machine, path: &str) -> String {
         write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
         std::io::read_to_string(stream).unwrap()
     })
+}
+
+#[test]
+fn watched_answers_are_lines_of_json_with_their_times() {
+    let net = Topology::builder().nodes(0).build().unwrap();
+    let agent = Agent::start(&net.edges()[0], &edge_config(&[], net.nodes()));
+    let mut command = agent.command(&["status", "--watch", "1", "--json"]);
+    let watch = Process::spawn(&mut command).unwrap();
+    let said = wait_for("two answers", TIMEOUT, || {
+        let said = watch.stdout();
+        let whole = said.matches('\n').count();
+        (whole >= 2).then_some(said).ok_or(whole)
+    })
+    .unwrap();
+    let lines = said.lines().take(2);
+    let answers = lines.map(|line| serde_json::from_str::<Value>(line).expect(line));
+    let times = answers.map(|stamped| {
+        assert_eq!(stamped["answer"]["version"], env!("CARGO_PKG_VERSION"));
+        let time = stamped["timestamp"].as_str().unwrap();
+        time.parse::<Timestamp>().unwrap()
+    });
+    let times: Vec<Timestamp> = times.collect();
+    assert!(times[0] < times[1], "{times:?}");
 }
 
 /// A thread of another process that is stopped, and goes on when this one ends at the latest.

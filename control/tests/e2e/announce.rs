@@ -52,6 +52,14 @@ fn address_moves_to_another_edge_with_its_flows() {
     let at = first_agent.json(&["which", "--address", &address]);
     assert_eq!(at["announced_on"], serde_json::json!(["eth0"]), "{at}");
     assert!(first_agent.page(&["status"]).contains("announced on eth0"));
+    let series = format!("guideway_announced{{address=\"{address}\",interface=\"eth0\"}} 1");
+    let is_told = || {
+        first_agent
+            .get("/metrics")
+            .lines()
+            .any(|line| line == series)
+    };
+    assert!(is_told(), "{series}");
 
     let _second_agent = Agent::start(second, &announcing);
     wait_until("the client knows the second edge", TIMEOUT, || {
@@ -62,6 +70,7 @@ fn address_moves_to_another_edge_with_its_flows() {
     first_agent.wait_for_reloads(2);
     let at = first_agent.json(&["which", "--address", &address]);
     assert_eq!(at["announced_on"], serde_json::json!([]), "{at}");
+    assert!(!is_told(), "{series}");
     for flow in &mut flows {
         assert_eq!(flow.ask().unwrap(), node.label());
     }

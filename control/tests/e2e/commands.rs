@@ -124,7 +124,7 @@ fn counters_agree_with_the_traffic_everywhere() {
     assert_eq!(settings["interfaces"][0]["name"], "eth0", "{settings}");
     assert!(edge.page(&["version"]).contains("agent   0."));
 
-    let metrics = get(edge.machine(), "/metrics");
+    let metrics = edge.get("/metrics");
     let line = format!(
         "guideway_service_packets_total{{{},address=\"{}\",port=\"{}\",\
          protocol=\"udp\"}} {QUESTIONS}",
@@ -143,7 +143,7 @@ fn counters_agree_with_the_traffic_everywhere() {
     }
     let attached = "guideway_interface_attached{interface=\"eth0\",mode=\"native\"} 1";
     assert!(metrics.contains(attached), "{metrics}");
-    assert_eq!(get(edge.machine(), "/healthz"), "ok\n");
+    assert_eq!(edge.get("/healthz"), "ok\n");
 }
 
 /// The labels of a metric that name a service.
@@ -152,13 +152,6 @@ fn name_labels(service: &str) -> String {
         namespace, name, ..
     } = NameParts::of(service);
     format!("service=\"{service}\",namespace=\"{namespace}\",name=\"{name}\"")
-}
-
-/// Gets a page of the agent's own listener.
-fn get(machine: &Machine, path: &str) -> String {
-    let url = format!("http://127.0.0.1:9750{path}");
-    let mut curl = machine.namespace().command("curl");
-    lab::output(curl.args(["-sSf", &url])).unwrap()
 }
 
 /// The frame that an edge would send for the first packet of a flow.

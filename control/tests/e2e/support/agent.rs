@@ -120,6 +120,13 @@ impl<'net> Agent<'net> {
         lab::output(&mut self.command(arguments)).unwrap()
     }
 
+    /// Gets a page of the agent's own listener.
+    pub(crate) fn get(&self, path: &str) -> String {
+        let url = format!("http://127.0.0.1:9750{path}");
+        let mut curl = self.machine.namespace().command("curl");
+        lab::output(curl.args(["-sSf", &url])).unwrap()
+    }
+
     /// Prepares a command against the agent.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         guideway().command(self.machine.namespace(), arguments)

@@ -323,6 +323,26 @@ fn is_at(net: &Topology, address: IpAddr, machine: &Machine) -> bool {
     known_mac(net, address).contains(&format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}"))
 }
 
+/// Waits for an Event of the Service that says that this edge announces the address.
+fn wait_for_event(control: &ControlPlane, edge: &Machine, address: IpAddr) {
+    let about = "involvedObject.name=web,reason=Announced";
+    let begin = format!("announced by {}: ", edge.label());
+    let is_of_edge = |event: &serde_json::Value| {
+        let note = event["message"].as_str().unwrap();
+        let named = note.strip_prefix(&begin).unwrap_or_default();
+        let names_address = named.split(", ").any(|one| one == address.to_string());
+        names_address && event["reportingInstance"] == edge.label()
+    };
+    wait_for(&format!("an Event {begin}{address}"), TIMEOUT, || {
+        let events = control.get(&["events", "--field-selector", about]);
+        let events = events.map_err(|error| error.to_string())?;
+        let mut listed = events["items"].as_array().unwrap().iter();
+        let is_there = listed.any(is_of_edge);
+        is_there.then_some(()).ok_or(events.to_string())
+    })
+    .unwrap();
+}
+
 #[test]
 fn clients_reach_another_edge_within_three_seconds_of_the_loss_of_one() {
     let net = Topology::builder()
@@ -350,6 +370,7 @@ fn clients_reach_another_edge_within_three_seconds_of_the_loss_of_one() {
     let mut edges = world.agents.iter_mut().take(net.edges().len());
     let lost = edges.find(|agent| is_at(&net, addresses[0], agent.machine()));
     let lost = lost.expect("one of the edges has the address");
+    wait_for_event(&world.control, lost.machine(), addresses[0]);
     lost.kill();
     lost.machine().link().unwrap().set_down().unwrap();
     let since = Stopwatch::start();
@@ -376,6 +397,7 @@ fn clients_reach_another_edge_within_three_seconds_of_the_loss_of_one() {
     }
     eprintln!("answered by another edge after {:?}", since.elapsed());
     assert!(since.is_within(FAILOVER));
+    wait_for_event(&world.control, others[0], addresses[0]);
 }
 
 #[test]

@@ -201,13 +201,20 @@ mod tests {
             "the one with the most packets keeps its series"
         );
         for metric in ["service_all_backends_fail", "service_left_out_backends"] {
-            assert_eq!(few[&format!("guideway_{metric}")], 1);
-            assert!(text.contains(&format!("guideway_{metric}{{service=\"fails\"")));
+            assert_eq!(few[&format!("guideway_{metric}")], MOST_SERIES);
+            assert_eq!(first_of(&text, metric), "fails");
         }
     }
 
+    /// Returns the service of a metric's first series.
+    fn first_of<'t>(text: &'t str, metric: &str) -> &'t str {
+        let begin = format!("\nguideway_{metric}{{service=\"");
+        let (_, first) = text.split_once(&begin).unwrap();
+        first.split('"').next().unwrap()
+    }
+
     #[test]
-    fn of_more_checked_backends_only_those_that_fail_are_told() {
+    fn of_more_checked_backends_those_that_fail_come_first_and_all_are_counted() {
         let mut snapshot = snapshot();
         let passes = snapshot.health.backends.remove(0);
         let fails = CheckedBackend {
@@ -217,9 +224,14 @@ mod tests {
         };
         snapshot.health.backends = vec![passes; MOST_SERIES];
         snapshot.health.backends.push(fails);
-        assert_eq!(series_of(snapshot.clone())["guideway_backend_healthy"], 1);
+        let series = series_of(snapshot.clone());
+        assert_eq!(series["guideway_backend_healthy"], MOST_SERIES);
         let text = render(snapshot).unwrap();
-        assert!(text.contains("guideway_backend_healthy{service=\"fails\""));
+        assert_eq!(first_of(&text, "backend_healthy"), "fails");
+        for (state, number) in [("healthy", MOST_SERIES), ("unhealthy", 1)] {
+            let line = format!("\nguideway_checked_backends{{state=\"{state}\"}} {number}\n");
+            assert!(text.contains(&line), "{line}");
+        }
     }
 
     fn snapshot() -> Snapshot {
@@ -269,6 +281,7 @@ mod tests {
             }],
             backends: vec![Backend {
                 name: "web".to_owned(),
+                service: "192.0.2.1:443/tcp".to_owned(),
                 backend: "10.0.0.1".to_owned(),
                 packets: 7,
                 bytes: 900,
@@ -347,7 +360,7 @@ mod tests {
             "guideway_transmit_failures_total{cause=\"too_long\"} 12",
             "guideway_service_packets_total{service=\"we\\\"b\",namespace=\"\",name=\"we\\\"b\",address=\"2001:db8::1\",port=\"80\",protocol=\"tcp\"} 7",
             "guideway_service_backends{service=\"we\\\"b\",namespace=\"\",name=\"we\\\"b\",address=\"2001:db8::1\",port=\"80\",protocol=\"tcp\"} 2",
-            "guideway_backend_bytes_total{service=\"web\",namespace=\"\",name=\"web\",backend=\"10.0.0.1\"} 900",
+            "guideway_backend_bytes_total{service=\"web\",namespace=\"\",name=\"web\",port=\"443\",backend=\"10.0.0.1\"} 900",
             "guideway_table_entries{table=\"lut_slots\"} 5",
             "guideway_table_capacity{table=\"lut_slots\"} 9",
             "guideway_table_largest_free_run{table=\"lut_slots\"} 4",

@@ -108,11 +108,11 @@ fn encode_durations(mut metric: MetricEncoder<'_>, taken: &Durations) -> fmt::Re
     metric.encode_histogram::<NoLabelSet>(taken.sum(), taken.count(), &taken.buckets(), None)
 }
 
-/// Returns what gets series of its own: everything if there is little, else what is `of_note`.
-pub(super) fn series<T>(all: &[T], of_note: impl Fn(&T) -> bool) -> impl Iterator<Item = &T> {
-    let few = all.len() <= MOST_SERIES;
-    let some = all.iter().filter(move |one| few || of_note(one));
-    some.take(MOST_SERIES)
+/// Returns what gets series of its own: first what is `of_note`, then the others in their order.
+pub(super) fn series<T>(all: &[T], of_note: fn(&T) -> bool) -> impl Iterator<Item = &T> {
+    let first = all.iter().filter(move |one| of_note(one));
+    let others = all.iter().filter(move |one| !of_note(one));
+    first.chain(others).take(MOST_SERIES)
 }
 
 /// Name in the labels of the series that all without one of their own share. No service can have this name.
@@ -141,7 +141,7 @@ pub(super) fn key_labels(name: &str, key: Option<ServiceKey>) -> [(&'static str,
 }
 
 /// Returns the labels for the name of a service and for the object that it comes from.
-pub(super) fn name_labels(name: &str) -> [(&'static str, String); 3] {
+fn name_labels(name: &str) -> [(&'static str, String); 3] {
     let parts = NameParts::of(name);
     [
         ("service", name.to_owned()),

@@ -37,10 +37,22 @@ pub struct CheckedBackend {
 
 impl HealthValues {
     pub(super) fn encode(&self, services: &[Service], metrics: &mut Metrics<'_>) -> fmt::Result {
+        let healthy = self
+            .backends
+            .iter()
+            .filter(|checked| checked.healthy)
+            .count();
+        let unhealthy = self.backends.len() - healthy;
+        metrics.gauges(
+            "checked_backends",
+            "Backends whose checks have a result, each once for every service that has it, by state",
+            [("healthy", healthy), ("unhealthy", unhealthy)]
+                .map(|(state, number)| ([("state", state)], number)),
+        )?;
         let backends = series(&self.backends, |checked| !checked.healthy);
         metrics.gauges(
             "backend_healthy",
-            "1 if the backend passes its service's checks, 0 if it fails them",
+            "1 if the backend passes its service's checks, 0 if it fails them; of more than 5000 those that fail come first",
             backends.map(|checked| {
                 let [service, namespace, name, address, port, protocol] =
                     key_labels(&checked.name, Some(checked.service));
@@ -51,7 +63,7 @@ impl HealthValues {
         )?;
         metrics.gauges(
             "service_all_backends_fail",
-            "1 if no backend of the service should serve, so that all do",
+            "1 if no backend of the service should serve, so that all do; of more than 5000 services those with a 1 come first",
             series(services, |service| service.all_fail)
                 .map(|service| (service_labels(service), u64::from(service.all_fail))),
         )?;

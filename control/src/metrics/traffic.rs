@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use super::encoder::{OTHERS, key_labels, name_labels, series, service_labels, with_series};
+use super::encoder::{OTHERS, key_labels, series, service_labels, with_series};
 use super::others::Row;
 use super::{Metrics, Snapshot};
+use crate::desired::ServiceKey;
 
 pub(super) fn encode(snapshot: &Snapshot, metrics: &mut Metrics<'_>) -> fmt::Result {
     let reasons = snapshot.reasons.iter();
@@ -54,19 +55,27 @@ pub(super) fn encode(snapshot: &Snapshot, metrics: &mut Metrics<'_>) -> fmt::Res
     )?;
     metrics.gauges(
         "service_left_out_backends",
-        "Pods without traffic because they share their node and tag with another one",
+        "Pods without traffic because they share their node and tag with another one; of more than 5000 services those with such pods come first",
         series(&snapshot.services, |row| row.left_out > 0)
             .map(|row| (service_labels(row), row.left_out)),
     )?;
     let backends = || {
-        let labels = |name: &str, backend: &str| {
-            let [service, namespace, name] = name_labels(name);
-            [service, namespace, name, ("backend", backend.to_owned())]
+        let labels = |name: &str, key: Option<ServiceKey>, backend: &str| {
+            let [service, namespace, name, _, port, _] = key_labels(name, key);
+            [
+                service,
+                namespace,
+                name,
+                port,
+                ("backend", backend.to_owned()),
+            ]
         };
-        let own = with_series(&snapshot.backends);
-        let own = own.map(move |row| (labels(&row.name, &row.backend), row.counts()));
+        let own = with_series(&snapshot.backends).map(move |row| {
+            let key = row.service.parse().ok();
+            (labels(&row.name, key, &row.backend), row.counts())
+        });
         let others = snapshot.other_backends;
-        own.chain(others.map(|counts| (labels(OTHERS, OTHERS), counts)))
+        own.chain(others.map(|counts| (labels(OTHERS, None, OTHERS), counts)))
     };
     metrics.counters(
         "backend_packets",

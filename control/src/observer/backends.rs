@@ -86,25 +86,30 @@ impl Observation<'_> {
         Ok(rows)
     }
 
-    /// Lists each backend once for every service that has it, with the traffic at all addresses of the service.
+    /// Lists each backend once for every service that has it, with the traffic at all addresses of the service. The
+    /// address in the row is one of them: a virtual one if there is one, whose port is the Service's, else a NodePort.
     pub(super) fn each_backend(&self) -> Result<Vec<Backend>, String> {
         self.go_on()?;
         let view = &self.view;
         let traffic = self.inputs.reader.backend_traffic(&view.tables);
-        let services = view.tables.services();
-        let keys: BTreeMap<u32, &ServiceKey> = services
-            .map(|(key, service)| (service.owner, key))
-            .collect();
-        let name = |owner: u32| {
-            let key = keys.get(&owner)?;
-            Some(name_of(&view.services, key).unwrap_or_else(|| key.to_string()))
-        };
-        let row = |(backend, traffic): (OwnedBackend, Traffic)| Backend {
-            name: name(backend.owner).unwrap_or_default(),
-            backend: backend.key.to_string(),
-            packets: traffic.packets,
-            bytes: traffic.bytes,
-            ..Backend::default()
+        let mut keys: BTreeMap<u32, (bool, &ServiceKey)> = BTreeMap::new();
+        for (key, service) in view.tables.services() {
+            let of_node_port = !view.services.contains_key(key);
+            let first = keys.entry(service.owner).or_insert((of_node_port, key));
+            *first = (*first).min((of_node_port, key));
+        }
+        let row = |(backend, traffic): (OwnedBackend, Traffic)| {
+            let key = keys.get(&backend.owner).map(|(_, key)| *key);
+            let name =
+                key.map(|key| name_of(&view.services, key).unwrap_or_else(|| key.to_string()));
+            Backend {
+                name: name.unwrap_or_default(),
+                service: key.map(ServiceKey::to_string).unwrap_or_default(),
+                backend: backend.key.to_string(),
+                packets: traffic.packets,
+                bytes: traffic.bytes,
+                ..Backend::default()
+            }
         };
         Ok(traffic.into_iter().map(row).collect())
     }

@@ -135,8 +135,9 @@ fn counters_agree_with_the_traffic_everywhere() {
     assert!(metrics.lines().any(|other| other == line), "{metrics}");
     for (row, packets) in [(backend, QUESTIONS), (backend_of_other, TO_OTHER)] {
         let line = format!(
-            "guideway_backend_packets_total{{{},backend=\"{}\"}} {packets}",
+            "guideway_backend_packets_total{{{},port=\"{}\",backend=\"{}\"}} {packets}",
             name_labels(row["name"].as_str().unwrap()),
+            udp.address.port(),
             node.v4()
         );
         assert!(metrics.lines().any(|other| other == line), "{metrics}");

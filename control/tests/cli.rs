@@ -1,8 +1,11 @@
 //! The binary without an agent: exit codes, messages, generated files.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use clap::CommandFactory;
+use control::cli::Cli;
 use lab::Process;
 use serde_json::Value;
 
@@ -254,7 +257,7 @@ fn check_ends_with_1_when_something_fails() {
 }
 
 #[test]
-fn completions_and_manual_pages_are_written() {
+fn completions_and_the_manual_page_are_written() {
     for shell in ["bash", "zsh", "fish"] {
         let output = guideway(&["completions", shell]);
         assert!(output.status.success());
@@ -264,16 +267,67 @@ fn completions_and_manual_pages_are_written() {
         );
     }
     assert!(String::from_utf8_lossy(&guideway(&["man"]).stdout).contains(".TH guideway 1"));
+}
+
+#[test]
+fn each_command_has_a_manual_page_with_its_options() {
     let directory = tempfile::tempdir().unwrap();
-    let pages = directory.path().join("man");
+    let path = directory.path().join("man");
+    let written = guideway(&["man", "--dir", path.to_str().unwrap()]);
+    assert!(written.status.success(), "{written:?}");
+    let mut cli = Cli::command();
+    cli.build();
+    let mut expected = Pages::new();
+    add_options(&cli, &mut expected);
+    let files = std::fs::read_dir(path).unwrap().map(|file| {
+        let file = file.unwrap();
+        let text = std::fs::read_to_string(file.path()).unwrap();
+        (file.file_name().into_string().unwrap(), options(&text))
+    });
+    assert_eq!(files.collect::<Pages>(), expected);
     assert!(
-        guideway(&["man", "--dir", pages.to_str().unwrap()])
-            .status
-            .success()
+        expected["guideway-which.1"].contains("--from"),
+        "{expected:?}"
     );
-    for page in ["guideway.1", "guideway-run.1", "guideway-which.1"] {
-        assert!(pages.join(page).exists(), "{page}");
+}
+
+/// The options of commands, by the names of their pages.
+type Pages = BTreeMap<String, BTreeSet<String>>;
+
+/// Adds the options of a command and of those below it.
+fn add_options(command: &clap::Command, pages: &mut Pages) {
+    let name = command.get_bin_name().unwrap_or(command.get_name());
+    let arguments = command.get_arguments();
+    let options = arguments
+        .filter(|argument| !argument.is_hide_set())
+        .flat_map(|argument| {
+            let short = argument.get_short().map(|letter| format!("-{letter}"));
+            let long = argument.get_long().map(|word| format!("--{word}"));
+            [short, long].into_iter().flatten()
+        });
+    pages.insert(format!("{}.1", name.replace(' ', "-")), options.collect());
+    for below in command.get_subcommands() {
+        if below.get_name() != "help" && !below.is_hide_set() {
+            add_options(below, pages);
+        }
     }
+}
+
+/// Reads the options that a manual page explains.
+fn options(page: &str) -> BTreeSet<String> {
+    let (_, explained) = page.split_once("\n.SH OPTIONS").expect(page);
+    let lines = explained.split("\n.TP\n").skip(1);
+    let lines = lines.filter_map(|entry| entry.lines().next());
+    let first_words = lines.flat_map(|line| {
+        let words = line.split([' ', ',']).filter(|word| !word.is_empty());
+        let words = words.map(|word| {
+            word.replace("\\fB", "")
+                .replace("\\fR", "")
+                .replace('\\', "")
+        });
+        words.take_while(|word| word.starts_with('-'))
+    });
+    first_words.collect()
 }
 
 #[test]

@@ -6,14 +6,14 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use bench::{
     compare::{self, Judgement, Side},
     environment,
     preflight::{self, Unable},
     report::{self, wrong_packets},
     result::Files,
-    run,
+    run::{self, OfAnotherRun},
     scenario::Scenario,
 };
 
@@ -45,7 +45,8 @@ came from another backend than their flow's, 77 this machine cannot run it.";
 pub(crate) struct Run {
     /// The scenario, a YAML file.
     scenario: PathBuf,
-    /// The directory of the result; it must not exist, or hold an interrupted result.
+    /// The directory of the result. One with the interrupted result of this scenario is gone on with; else it must be
+    /// new or empty.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// The `guideway` program [default: the one beside this program].
@@ -157,25 +158,29 @@ impl Run {
         let Some((_, scenario)) = read_scenario(&self.scenario)? else {
             return Ok(ExitCode::from(USAGE));
         };
-        if let Ok(files) = Files::read(&self.out)
-            && !files.run.interrupted
-        {
-            eprintln!(
-                "guideway-bench: {} holds a complete result; name another directory",
-                self.out.display()
-            );
-            return Ok(ExitCode::from(USAGE));
-        }
+        let interrupted = match self.interrupted() {
+            Ok(interrupted) => interrupted,
+            Err(refused) => {
+                let out = self.out.display();
+                eprintln!("guideway-bench: {out}: {refused:#}; name another directory");
+                return Ok(ExitCode::from(USAGE));
+            }
+        };
         let options = run::Options {
             scenario,
             guideway: self.guideway.clone().map_or_else(beside, Ok)?,
             out: self.out.clone(),
+            interrupted,
             command: format!("guideway-bench run {} --out DIR", file_name(&self.scenario)),
         };
         let files = match run::run(&options, &show_progress) {
             Err(error) if error.is::<Unable>() => {
                 eprintln!("guideway-bench: {error}");
                 return Ok(ExitCode::from(UNABLE));
+            }
+            Err(error) if error.is::<OfAnotherRun>() => {
+                eprintln!("guideway-bench: {}: {error}", self.out.display());
+                return Ok(ExitCode::from(USAGE));
             }
             outcome => outcome?,
         };
@@ -186,6 +191,14 @@ impl Run {
             0 => ExitCode::SUCCESS,
             _ => ExitCode::from(WRONG_PACKETS),
         })
+    }
+
+    /// Returns the interrupted result in the directory of the result, if one is there.
+    fn interrupted(&self) -> Result<Option<Files>> {
+        match Files::find(&self.out)? {
+            Some(files) if !files.run.interrupted => bail!("a complete result is there"),
+            found => Ok(found),
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Runs a scenario: each system under each load, in rounds that go back and forth (A B, B A, A B, ..).
 //!
 //! The first trial of each series warms caches up, and is thrown away. After each round the result is written,
-//! marked as interrupted until the last round: so a run that is ended at any time leaves what it measured.
+//! marked as interrupted until the last round: so a run that is ended at any time leaves what it measured, and
+//! another one goes on from there.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +24,7 @@ use crate::{
         Comparability, Files, Interval, Run, SCHEMA_VERSION, Series, Stream, Streams, Tool, Trial,
         figures, new_histogram,
     },
-    scenario::Scenario,
+    scenario::{Load, Scenario, System},
     wire::Lab,
 };
 
@@ -41,9 +42,16 @@ pub struct Options {
     pub guideway: PathBuf,
     /// The directory of the result.
     pub out: PathBuf,
+    /// An interrupted result, whose rounds count as this run's.
+    pub interrupted: Option<Files>,
     /// The command that repeats the run.
     pub command: String,
 }
+
+/// The rounds of an interrupted result are not this run's: the reason.
+#[derive(Debug, thiserror::Error)]
+#[error("the interrupted result is not of this run: {0}; name another directory")]
+pub struct OfAnotherRun(String);
 
 impl Scenario {
     /// Returns how many seconds the trials of a run take, those that are thrown away among them.
@@ -58,8 +66,8 @@ impl Scenario {
 ///
 /// # Errors
 ///
-/// When the scenario is refused, the machine cannot run it ([`preflight::Unable`]), a system does not come up, or the
-/// result cannot be written.
+/// When the scenario is refused, the machine cannot run it ([`preflight::Unable`]), an interrupted result is not of this
+/// run ([`OfAnotherRun`]), a system does not come up, or the result cannot be written.
 pub fn run(options: &Options, show_progress: &(dyn Fn(&str) + Sync)) -> Result<Files> {
     let scenario = Scenario::parse(&options.scenario)?;
     preflight::check(&scenario, &options.guideway)?;
@@ -69,7 +77,7 @@ pub fn run(options: &Options, show_progress: &(dyn Fn(&str) + Sync)) -> Result<F
         session.measure(place, 0)?;
     }
     let rounds = session.run.scenario.rounds;
-    for round in 1..=rounds {
+    for round in session.measured + 1..=rounds {
         show_progress(&format!("round {round} of {rounds}"));
         session.look_around();
         let mut order: Vec<usize> = (0..session.flows.len()).collect();
@@ -96,8 +104,12 @@ struct Session {
     /// The flows of each series, in the order of the series.
     flows: Vec<Vec<Flow>>,
     streams: BTreeMap<String, Streams>,
-    /// `CLOCK_MONOTONIC` at the start of the run, in nanoseconds.
+    /// The last round that is in the result.
+    measured: u32,
+    /// `CLOCK_MONOTONIC` when this program started, in nanoseconds.
     began: u64,
+    /// Time from the start of the run to that of this program, which takes an interrupted run up.
+    before: Duration,
     /// The start of the run in seconds since the epoch.
     started: f64,
 }
@@ -108,15 +120,27 @@ impl Session {
         scenario: Scenario,
         show_progress: &(dyn Fn(&str) + Sync),
     ) -> Result<Self> {
-        let (began, started) = (now_ns(), SystemTime::now().duration_since(UNIX_EPOCH)?);
+        let (began, now) = (now_ns(), SystemTime::now().duration_since(UNIX_EPOCH)?);
+        let new = new_run(options, scenario);
+        let (run, streams, started) = match &options.interrupted {
+            Some(files) => {
+                expect_same(&files.run, &new)?;
+                (files.run.clone(), files.series.clone(), files.started()?)
+            }
+            None => (new, BTreeMap::new(), now),
+        };
+        let trials = run.series.iter().flat_map(|series| &series.trials);
+        let measured = trials.map(|trial| trial.round).max().unwrap_or(0);
         show_progress("bringing the systems up");
-        let lab = Lab::start(&scenario, &options.guideway, show_progress)?;
+        let lab = Lab::start(&run.scenario, &options.guideway, show_progress)?;
         let mut session = Self {
-            run: new_run(options, scenario),
+            run,
             lab,
             flows: Vec::new(),
-            streams: BTreeMap::new(),
+            streams,
+            measured,
             began,
+            before: now.saturating_sub(started),
             started: started.as_secs_f64(),
         };
         session
@@ -129,22 +153,32 @@ impl Session {
         let scenario = self.run.scenario.clone();
         for (load, number) in scenario.loads.iter().zip(1..) {
             for &system in &scenario.systems {
-                let name = format!("{system}-{number}");
                 self.flows.push(self.lab.open(system, load)?);
-                let empty = Stream::ALL.map(|stream| (stream, Vec::new()));
-                self.streams.insert(name.clone(), empty.into());
-                self.run.series.push(Series {
-                    name,
-                    system: system.to_string(),
-                    description: Lab::describe(system),
-                    load: load.clone(),
-                    backends: self.lab.backend_names(system),
-                    trials: Vec::new(),
-                    figures: figures(&Streams::new(), None),
-                });
+                if self.measured == 0 {
+                    self.begin_series(format!("{system}-{number}"), system, load);
+                }
             }
         }
         Ok(())
+    }
+
+    fn begin_series(&mut self, name: String, system: System, load: &Load) {
+        let empty = Stream::ALL.map(|stream| (stream, Vec::new()));
+        self.streams.insert(name.clone(), empty.into());
+        self.run.series.push(Series {
+            name,
+            system: system.to_string(),
+            description: Lab::describe(system),
+            load: load.clone(),
+            backends: self.lab.backend_names(system),
+            trials: Vec::new(),
+            figures: figures(&Streams::new(), None),
+        });
+    }
+
+    /// Returns the time from the start of the run to a reading of `CLOCK_MONOTONIC`, in nanoseconds.
+    fn since_start(&self, clock: u64) -> Duration {
+        self.before + Duration::from_nanos(clock - self.began)
     }
 
     /// Runs one trial of a series.
@@ -166,7 +200,7 @@ impl Session {
         let flows = &self.flows[index];
         let frame = series.load.frame_bytes;
         let given = sockets::run(flows, &due, frame, self.lab.backends())?;
-        let at = Duration::from_nanos(given.start - self.began);
+        let at = self.since_start(given.start);
         let trial = Trial {
             round,
             place: 0,
@@ -177,7 +211,11 @@ impl Session {
             figures: figures(&Streams::new(), None),
             doubts: Vec::new(),
         };
-        Ok((trial, intervals(&given.sent, given.start, at, round)?))
+        let length = Duration::from_secs_f64(seconds);
+        Ok((
+            trial,
+            intervals(&given.sent, given.start, (at, length), round)?,
+        ))
     }
 
     fn keep(&mut self, index: usize, trial: Trial, intervals: Streams) {
@@ -192,7 +230,7 @@ impl Session {
     }
 
     fn look_around(&mut self) {
-        let at = Duration::from_nanos(now_ns() - self.began).as_secs_f64();
+        let at = self.since_start(now_ns()).as_secs_f64();
         let found = environment::quietness(at, QUIETNESS_SECONDS);
         self.run.quietness.push(found);
     }
@@ -204,6 +242,23 @@ impl Session {
         files.write(out)?;
         Ok(files)
     }
+}
+
+/// Checks that the rounds of an interrupted result can be rounds of a new run.
+fn expect_same(interrupted: &Run, new: &Run) -> Result<(), OfAnotherRun> {
+    if interrupted.scenario != new.scenario {
+        return Err(OfAnotherRun("its scenario differs".to_owned()));
+    }
+    let here = Comparability::of(environment::comparable(&new.environment, &new.scenario));
+    let differences = interrupted.comparability.differences(&here);
+    let differences = differences
+        .iter()
+        .map(|(fact, there, here)| format!("{fact} was {there:?} and is {here:?}"));
+    let differences: Vec<String> = differences.collect();
+    if differences.is_empty() {
+        return Ok(());
+    }
+    Err(OfAnotherRun(differences.join(", ")))
 }
 
 fn new_run(options: &Options, scenario: Scenario) -> Run {
@@ -228,15 +283,21 @@ fn new_run(options: &Options, scenario: Scenario) -> Run {
     }
 }
 
-/// Sorts the requests of a trial into intervals by when they were due. `at` is the start of the trial, from the
-/// start of the run.
-fn intervals(sent: &[Sent], start: u64, at: Duration, round: u32) -> Result<Streams> {
+/// Sorts the requests of a trial into intervals by when they were due. `(at, length)` is the start of the trial, from
+/// the start of the run, and its length.
+fn intervals(
+    sent: &[Sent],
+    start: u64,
+    (at, length): (Duration, Duration),
+    round: u32,
+) -> Result<Streams> {
     let mut streams = Streams::new();
     let of_interval = sent
         .chunk_by(|one, next| (one.due - start) / INTERVAL_NS == (next.due - start) / INTERVAL_NS);
     for requests in of_interval {
         let number = (requests[0].due - start) / INTERVAL_NS;
-        let begin = at + Duration::from_nanos(number * INTERVAL_NS);
+        let after = Duration::from_nanos(number * INTERVAL_NS);
+        let rest = length.saturating_sub(after);
         for stream in Stream::ALL {
             let mut histogram = new_histogram();
             for value in requests.iter().filter_map(|request| value(request, stream)) {
@@ -245,8 +306,8 @@ fn intervals(sent: &[Sent], start: u64, at: Duration, round: u32) -> Result<Stre
             }
             streams.entry(stream).or_default().push(Interval {
                 round,
-                start: begin,
-                length: Duration::from_nanos(INTERVAL_NS),
+                start: at + after,
+                length: rest.min(Duration::from_nanos(INTERVAL_NS)),
                 histogram,
             });
         }
@@ -267,6 +328,8 @@ fn value(request: &Sent, stream: Stream) -> Option<u64> {
 mod tests {
     use super::*;
 
+    const TEN_SECONDS: (Duration, Duration) = (Duration::ZERO, Duration::from_secs(10));
+
     /// Requests at 1000 a second for 10 s, each answered after 100 us; for 100 ms from the middle on, nothing happens.
     fn stalled() -> Vec<Sent> {
         const STALL: std::ops::Range<u64> = 5_000_000_000..5_100_000_000;
@@ -286,13 +349,23 @@ mod tests {
 
     #[test]
     fn a_stalled_sender_shows_in_the_corrected_latency_and_not_in_the_other() {
-        let streams = intervals(&stalled(), 0, Duration::ZERO, 1).unwrap();
+        let streams = intervals(&stalled(), 0, TEN_SECONDS, 1).unwrap();
         assert_eq!(streams[&Stream::RoundTrip].len(), 10);
         let figures = figures(&streams, Some(1));
         let p99_9 = |stream| figures.of(stream).value(99.9).unwrap();
         assert!(p99_9(Stream::RoundTrip) >= 85_000_000);
         assert!(p99_9(Stream::RoundTripUncorrected) < 1_000_000);
         assert!(p99_9(Stream::Lateness) >= 85_000_000);
+    }
+
+    #[test]
+    fn the_last_interval_ends_with_the_trial() {
+        let trial = (Duration::from_secs(3), Duration::from_millis(9_250));
+        let streams = intervals(&stalled(), 0, trial, 1).unwrap();
+        let lateness = &streams[&Stream::Lateness];
+        assert_eq!(lateness[8].length, Duration::from_secs(1));
+        assert_eq!(lateness[9].start, Duration::from_secs(12));
+        assert_eq!(lateness[9].length, Duration::from_millis(250));
     }
 
     #[test]
@@ -304,7 +377,7 @@ mod tests {
         for request in sent.iter_mut().take(3) {
             request.arrived = None;
         }
-        let streams = intervals(&sent, 0, Duration::ZERO, 1).unwrap();
+        let streams = intervals(&sent, 0, TEN_SECONDS, 1).unwrap();
         let figures = figures(&streams, None);
         assert_eq!(figures.round_trip.count, 9_993);
         assert_eq!(figures.round_trip.unanswered, 7);

@@ -127,8 +127,15 @@ fn a_scenario_is_measured_reported_verified_and_compared() {
         text(&readers)
     );
 
+    fs::write(&table, whole).unwrap();
+
     let again = bench(&["run", &scenario, "--out", &out]);
     assert_eq!(again.status.code(), Some(2), "{}", text(&again));
+    assert!(
+        text(&again).contains("a complete result is there; name another directory"),
+        "{}",
+        text(&again)
+    );
 
     let report = bench(&["report", &out, "--html", &page]);
     assert!(report.status.success(), "{}", text(&report));
@@ -156,6 +163,54 @@ fn a_scenario_is_measured_reported_verified_and_compared() {
         "{}",
         text(&same)
     );
+}
+
+/// Leaves of a result what a run has written that was ended after `rounds` rounds.
+fn interrupt_after(rounds: u32, result: &Path) -> Files {
+    let files = Files::read(result).expect("the run has written it");
+    let started = files.started().expect("its logs tell");
+    let (mut run, mut series) = (files.run, files.series);
+    run.interrupted = true;
+    for one in &mut run.series {
+        one.trials.retain(|trial| trial.round <= rounds);
+    }
+    for intervals in series.values_mut().flat_map(|streams| streams.values_mut()) {
+        intervals.retain(|interval| interval.round <= rounds);
+    }
+    let files = Files::make(run, started.as_secs_f64(), series).expect("its histograms were read");
+    (files.write(result)).expect("the directory is the test's own");
+    files
+}
+
+#[test]
+fn an_interrupted_run_is_gone_on_with_and_its_rounds_count() {
+    let scratch = Scratch::new("interrupted");
+    let (scenario, out) = (scratch.path("direct.yaml"), scratch.path("result"));
+    let own = SCENARIO.replace(", ours-ipip", "");
+    fs::write(&scenario, &own).unwrap();
+    let run = bench(&["run", &scenario, "--out", &out]);
+    assert!(run.status.success(), "{}", text(&run));
+    let before = interrupt_after(2, Path::new(&out));
+
+    fs::write(&scenario, own.replace("flows: 6", "flows: 7")).unwrap();
+    let other = bench(&["run", &scenario, "--out", &out]);
+    assert_eq!(other.status.code(), Some(2), "{}", text(&other));
+    assert!(
+        text(&other).contains("its scenario differs"),
+        "{}",
+        text(&other)
+    );
+
+    fs::write(&scenario, &own).unwrap();
+    let run = bench(&["run", &scenario, "--out", &out]);
+    assert!(run.status.success(), "{}", text(&run));
+    let files = Files::read(Path::new(&out)).unwrap();
+    assert!(!files.run.interrupted);
+    assert_eq!(files.run.started, before.run.started);
+    let [trials, first] = [&files, &before].map(|files| &files.run.series[0].trials);
+    assert_eq!(trials[..2], first[..]);
+    assert!(trials.iter().map(|trial| trial.round).eq(1..=6));
+    assert!(trials.is_sorted_by(|one, next| one.at + one.seconds < next.at));
 }
 
 /// Needs the programs of `deploy/setup.sh test`. That each system answers and balances is proved by the run itself.

@@ -4,11 +4,14 @@ use std::{
     collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
+    time::Duration,
 };
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::{
     Comparability, Interval, Run, SCHEMA_VERSION, Stream, figures, merge, model::Trial, read_log,
-    write_csv, write_hgrm, write_log,
+    start_of_log, write_csv, write_hgrm, write_log,
 };
 use crate::environment;
 
@@ -88,7 +91,7 @@ pub struct Files {
 }
 
 /// Returns the name of a stream's file, without its ending.
-fn stem(series: &str, stream: Stream) -> String {
+pub(super) fn stem(series: &str, stream: Stream) -> String {
     format!("{series}.{}", stream.name())
 }
 
@@ -128,25 +131,68 @@ impl Files {
         })
     }
 
-    /// Writes the directory. Every file is replaced whole, `result.json` last.
+    /// Writes the directory, in place of the whole of what is there: it is never a mixture of two results.
     ///
     /// # Errors
     ///
-    /// When a file cannot be written.
+    /// When a file cannot be written, or the file system cannot exchange two directories in one step.
     pub fn write(&self, directory: &Path) -> Result<(), ResultError> {
-        fs::create_dir_all(directory).map_err(failed("create", directory))?;
+        let draft = directory.with_added_extension("draft");
+        remove(&draft)?;
+        fs::create_dir_all(&draft).map_err(failed("create", &draft))?;
+        let write = |name: &str, content: &str| {
+            let path = draft.join(name);
+            fs::write(&path, content).map_err(failed("write", &path))
+        };
         for (name, log) in &self.logs {
-            replace(&directory.join(name), log)?;
+            write(name, log)?;
         }
         for (name, streams) in &self.series {
             for (&stream, intervals) in streams {
                 let all = merge(intervals.iter().map(|interval| &interval.histogram));
                 let stem = stem(name, stream);
-                replace(&directory.join(format!("{stem}.hgrm")), &write_hgrm(&all))?;
-                replace(&directory.join(format!("{stem}.csv")), &write_csv(&all))?;
+                write(&format!("{stem}.hgrm"), &write_hgrm(&all))?;
+                write(&format!("{stem}.csv"), &write_csv(&all))?;
             }
         }
-        replace(&directory.join(JSON), &self.json)
+        write(JSON, &self.json)?;
+        let flags = if directory.exists() {
+            RenameFlags::EXCHANGE
+        } else {
+            RenameFlags::NOREPLACE
+        };
+        renameat_with(CWD, &draft, CWD, directory, flags)
+            .map_err(|errno| failed("replace", directory)(errno.into()))?;
+        remove(&draft)
+    }
+
+    /// Reads the result in a directory and checks it. A directory that is absent or empty has none.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Files::read`].
+    pub fn find(directory: &Path) -> Result<Option<Self>, ResultError> {
+        let is_empty = match fs::read_dir(directory) {
+            Ok(mut entries) => entries.next().is_none(),
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        };
+        if is_empty {
+            return Ok(None);
+        }
+        Self::read(directory).map(Some)
+    }
+
+    /// Returns the start of the run since the epoch, as the logs have it.
+    ///
+    /// # Errors
+    ///
+    /// When there is no log.
+    pub fn started(&self) -> Result<Duration, ResultError> {
+        let start = self.logs.values().find_map(|log| start_of_log(log));
+        start.ok_or_else(|| ResultError::Histogram {
+            file: "every .hlog".to_owned(),
+            reason: "it tells no start".to_owned(),
+        })
     }
 
     /// Reads a directory and checks it.
@@ -290,7 +336,7 @@ fn read_series(
                 file: file.clone(),
                 reason: "it is missing".to_owned(),
             })?;
-            streams.insert(stream, read_log(&file, log)?);
+            streams.insert(stream, read_log(&series.name, stream, log)?);
         }
         all.insert(series.name.clone(), streams);
     }
@@ -380,10 +426,13 @@ fn compare<T: serde::Serialize>(what: &str, own: &T, right: &T) -> Result<(), Re
     })
 }
 
-fn replace(path: &Path, content: &str) -> Result<(), ResultError> {
-    let draft = path.with_added_extension("draft");
-    fs::write(&draft, content).map_err(failed("write", &draft))?;
-    fs::rename(&draft, path).map_err(failed("write", path))
+fn remove(directory: &Path) -> Result<(), ResultError> {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(failed("remove", directory)(error))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ResultError {

@@ -16,12 +16,20 @@ use hdrhistogram::{
     },
 };
 
-use super::{ResultError, Stream, new_histogram};
+use super::{ResultError, Stream, directory::stem, new_histogram};
 
 /// Nanoseconds of the unit that files for readers use.
 const MICROSECOND_NS: f64 = 1_000.0;
 /// Steps of a percentile distribution until the distance to 100 % is halved.
 const STEPS_PER_HALF: u32 = 5;
+
+/// The comment that tells the unit.
+const UNIT: &str = "[Unit: nanoseconds; Interval_Max in microseconds]";
+
+/// Returns the comment that tells what the values are, and whether they are corrected.
+fn contents(series: &str, stream: Stream) -> String {
+    format!("[{series}, {}: {}]", stream.name(), stream.meaning())
+}
 
 /// The values of one interval of a trial.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,12 +63,8 @@ pub fn write_log(
     let (mut text, mut serializer) = (Vec::new(), V2DeflateSerializer::new());
     let mut writer = IntervalLogWriterBuilder::new()
         .add_comment("[Histogram log format version 1.3]")
-        .add_comment(&format!(
-            "[{series}, {}: {}]",
-            stream.name(),
-            stream.meaning()
-        ))
-        .add_comment("[Unit: nanoseconds; Interval_Max in microseconds]")
+        .add_comment(&contents(series, stream))
+        .add_comment(UNIT)
         .with_start_time(base)
         .with_base_time(base)
         .with_max_value_divisor(MICROSECOND_NS)
@@ -94,12 +98,21 @@ pub fn write_log(
 ///
 /// # Errors
 ///
-/// When the text is cut off, an interval is of no round, or a histogram is damaged or has other bounds.
-pub fn read_log(file: &str, text: &str) -> Result<Vec<Interval>, ResultError> {
+/// When the text is cut off, the log is of another series, stream or unit, an interval is of no round, or a histogram is
+/// damaged or has other bounds.
+pub fn read_log(series: &str, stream: Stream, text: &str) -> Result<Vec<Interval>, ResultError> {
     let broken = |reason: &dyn std::fmt::Display| ResultError::Histogram {
-        file: file.to_owned(),
+        file: stem(series, stream) + ".hlog",
         reason: reason.to_string(),
     };
+    for comment in [&contents(series, stream), UNIT] {
+        if !text
+            .lines()
+            .any(|line| line.strip_prefix('#') == Some(comment))
+        {
+            return Err(broken(&format!("it does not say \"#{comment}\"")));
+        }
+    }
     let text: String = text
         .split_inclusive('\n')
         .filter(|line| !line.starts_with('"'))
@@ -125,6 +138,14 @@ pub fn read_log(file: &str, text: &str) -> Result<Vec<Interval>, ResultError> {
         });
     }
     Ok(intervals)
+}
+
+/// Returns the start of the run since the epoch, if a log tells it.
+pub fn start_of_log(text: &str) -> Option<Duration> {
+    IntervalLogIterator::new(text.as_bytes()).find_map(|entry| match entry {
+        Ok(LogEntry::StartTime(start)) => Some(start),
+        _ => None,
+    })
 }
 
 fn decode(encoded: &str) -> Result<Histogram<u64>, String> {
@@ -238,18 +259,44 @@ mod tests {
         let first = lines.iter().find(|line| line.starts_with("Tag=")).unwrap();
         assert!(first.starts_with("Tag=round-1,0.003,1.000,249."), "{first}");
         assert!(first.contains(",HISTFAAA"), "{first}");
-        assert_eq!(read_log("x", &text).unwrap(), intervals());
+        assert_eq!(
+            read_log("direct", Stream::RoundTrip, &text).unwrap(),
+            intervals()
+        );
+        assert_eq!(
+            start_of_log(&text),
+            Some(Duration::from_secs_f64(1_795_219_200.5))
+        );
     }
 
     #[test]
     fn cut_off_and_damaged_logs_are_refused_by_name() {
         let text = write_log("direct", Stream::RoundTrip, 0.0, &intervals()).unwrap();
-        let message = |text: &str| read_log("a.hlog", text).unwrap_err().to_string();
-        assert!(message(&text[..text.len() - 40]).contains("a.hlog"));
+        let message = |text: &str| {
+            let error = read_log("direct", Stream::RoundTrip, text).unwrap_err();
+            error.to_string()
+        };
+        assert!(message(&text[..text.len() - 40]).contains("direct.round-trip.hlog"));
         let untagged = text.replace("Tag=round-2,", "");
         assert!(message(&untagged).contains("round-N"));
         let damaged = text.replacen("HISTFA", "HISTEA", 1);
         assert!(message(&damaged).contains("damaged"), "{damaged}");
+    }
+
+    #[test]
+    fn logs_of_another_stream_series_or_correction_are_refused() {
+        let text = write_log("direct", Stream::RoundTrip, 0.0, &intervals()).unwrap();
+        let message = |series, stream, text: &str| {
+            let error = read_log(series, stream, text).unwrap_err();
+            error.to_string()
+        };
+        let uncorrected = Stream::RoundTripUncorrected;
+        assert!(message("direct", uncorrected, &text).contains("not corrected"));
+        assert!(message("routing", Stream::RoundTrip, &text).contains("#[routing, "));
+        let twice = text.replacen("corrected at its source", "corrected again", 1);
+        assert!(message("direct", Stream::RoundTrip, &twice).contains("at its source"));
+        let millis = text.replacen("Unit: nanoseconds", "Unit: milliseconds", 1);
+        assert!(message("direct", Stream::RoundTrip, &millis).contains("nanoseconds"));
     }
 
     #[test]

@@ -14,8 +14,10 @@ pub const SCHEMA_VERSION: u32 = 1;
 /// A run of a scenario: what was asked for, where it ran and what was measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(extend("$id" = "urn:guideway:bench:result:1"))]
 pub struct Run {
     /// Version of this format.
+    #[schemars(extend("const" = SCHEMA_VERSION))]
     pub schema_version: u32,
     /// The program that measured.
     pub tool: Tool,

@@ -173,6 +173,30 @@ fn every_stream_has_a_distribution_and_a_table_beside_its_log() {
 }
 
 #[test]
+fn a_directory_is_replaced_whole_and_only_results_are_found_in_one() {
+    let scratch = Scratch::new("replaced");
+    let directory: &Path = &scratch.0;
+    assert!(Files::find(directory).unwrap().is_none());
+    fs::create_dir(directory).unwrap();
+    assert!(Files::find(directory).unwrap().is_none());
+    fs::write(directory.join("notes"), "of somebody").unwrap();
+    let error = Files::find(directory).unwrap_err().to_string();
+    assert!(error.contains("result.json"), "{error}");
+
+    // A program that was killed left this.
+    let draft = directory.with_added_extension("draft");
+    fs::create_dir(&draft).unwrap();
+    fs::write(draft.join("half"), "").unwrap();
+    sample(1, 1.0).write(directory).unwrap();
+    assert!(!directory.join("notes").exists() && !draft.exists());
+    let found = Files::find(directory).unwrap().unwrap();
+    assert_eq!(found.started().unwrap(), Duration::from_secs(1_795_219_200));
+    fs::remove_file(directory.join("direct-1.forward.hlog")).unwrap();
+    let error = Files::find(directory).unwrap_err().to_string();
+    assert!(error.contains("direct-1.forward.hlog"), "{error}");
+}
+
+#[test]
 fn truncated_edited_and_other_results_are_refused_and_named() {
     let log = "direct-1.round-trip.hlog";
     let refused = |name, file, change: fn(String) -> String| {
@@ -217,7 +241,8 @@ fn histograms_of_other_units_are_refused() {
         histogram: other,
     };
     let log = write_log("direct-1", Stream::RoundTrip, 0.0, &[interval]).unwrap();
-    let error = read_log("a.hlog", &log).unwrap_err().to_string();
+    let error = read_log("direct-1", Stream::RoundTrip, &log).unwrap_err();
+    let error = error.to_string();
     assert!(error.contains("other units"), "{error}");
 }
 

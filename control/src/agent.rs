@@ -215,12 +215,12 @@ impl Agent {
     fn follow_machine(&mut self) {
         self.followed = Instant::now();
         let before = self.machine.clone();
-        self.look_at_machine();
+        let found = self.look_at_machine();
         let lost = self.attachments.forget_lost();
         let wanted = self.config.desired.interfaces.keys();
         let may_attach = self.attachments.look_for_unattached(wanted) || lost;
         let moved = self.look_for_pod_devices();
-        if self.machine == before && !may_attach && !moved {
+        if self.machine == before && !found && !may_attach && !moved {
             let outcome = self.next_hops.refresh(&mut self.tables);
             let outcome = outcome.map_err(|error| chain(&error));
             self.problems.note(Instant::now(), Item::NextHops, outcome);
@@ -234,16 +234,25 @@ impl Agent {
         }
     }
 
-    /// Reads the machine's addresses and MTUs. If that fails, the known ones stay.
-    fn look_at_machine(&mut self) {
-        match host::facts() {
-            Ok(facts) => {
+    /// Reads the machine's addresses and MTUs, and looks for interfaces that are not given by name. Returns whether
+    /// these have changed. If that fails, what is known stays.
+    fn look_at_machine(&mut self) -> bool {
+        let looked = host::facts().and_then(|facts| {
+            let found = self.config.find_interfaces(&facts)?;
+            Ok((facts, found))
+        });
+        match looked {
+            Ok((facts, found)) => {
                 self.machine = Machine::of(&self.config.desired, &facts);
                 if let Some(cluster) = &self.cluster {
                     cluster.show_machine(&facts, &self.config.desired);
                 }
+                found
             }
-            Err(error) => tracing::warn!(%error, "cannot read the addresses of this machine"),
+            Err(error) => {
+                tracing::warn!(%error, "cannot read the addresses of this machine");
+                false
+            }
         }
     }
 
@@ -295,10 +304,22 @@ impl Agent {
         self.pod_devices.look(pods, &mut self.next_hops)
     }
 
-    /// Lists the configured interfaces, and how the program is attached to each.
+    /// Lists the configured interfaces, and how the program is attached to each. An entry that no device matches is
+    /// listed too.
     fn interface_status(&self) -> Vec<Interface> {
-        let wanted = &self.config.desired.interfaces;
-        self.attachments.interface_status(wanted, &self.problems)
+        let mut wanted = self.config.desired.interfaces.clone();
+        let missing = self.config.interfaces.iter();
+        let missing = missing.filter(|entry| entry.missing.is_some());
+        wanted.extend(missing.map(|entry| (entry.selector.label().to_owned(), entry.mode)));
+        self.attachments.interface_status(&wanted, &self.problems)
+    }
+
+    /// Returns the entries under `interfaces` that no device matches, as outcomes for the list of problems.
+    fn missing_interfaces(&self) -> impl Iterator<Item = (Item, Result<(), String>)> {
+        self.config.interfaces.iter().filter_map(|entry| {
+            let item = Item::Interface(entry.selector.label().to_owned());
+            Some((item, Err(entry.missing.clone()?)))
+        })
     }
 
     /// Lists the devices that have or should have the egress program.

@@ -19,7 +19,8 @@ use fastpath::facts::{self, InterfaceError};
 use fastpath::pins::Pins;
 
 use self::finding::{Finding, Severity, SubjectReport, page};
-use crate::config::{self, Config, ConfigError, DEFAULT_PIN_DIR, host};
+use crate::config::host::{self, HostFacts};
+use crate::config::{self, Config, ConfigError, DEFAULT_PIN_DIR, InterfaceSelector};
 use crate::desired::{AttachMode, Desired, Role};
 use crate::target_state::{Machine, TargetState};
 use crate::{cli, commands};
@@ -154,14 +155,16 @@ fn node_ports(config: &Config) -> BTreeSet<u16> {
 /// Reads a configuration and reports every problem in it. If only this machine does not fit it, it is returned
 /// all the same.
 fn load(path: &Path, report: &mut SubjectReport) -> Option<Config> {
-    let config = match config::load(path, config::Source::AsWritten) {
+    let mut config = match config::load(path, config::Source::AsWritten) {
         Ok(config) => config,
         Err(error) => {
             refuse(error, report);
             return None;
         }
     };
-    match host::validate(path, &config, &host::facts().unwrap_or_default()) {
+    let facts = host::facts().unwrap_or_default();
+    find_interfaces(&mut config, &facts, report);
+    match host::validate(path, &config, &facts) {
         Ok(()) => {
             let Desired {
                 services,
@@ -180,6 +183,28 @@ fn load(path: &Path, report: &mut SubjectReport) -> Option<Config> {
         Err(misfits) => refuse(misfits, report),
     }
     Some(config)
+}
+
+/// Looks for the interfaces that are not given by name, and reports what each entry stands for.
+fn find_interfaces(config: &mut Config, facts: &HostFacts, report: &mut SubjectReport) {
+    const CHECK: &str = "interfaces";
+    if let Err(error) = config.find_interfaces(facts) {
+        report.fail(CHECK, error.to_string(), "give the interfaces by name");
+    }
+    for entry in &config.interfaces {
+        let what = match &entry.selector {
+            InterfaceSelector::Name(_) => continue,
+            InterfaceSelector::Pattern(pattern) => format!("pattern {pattern}"),
+            InterfaceSelector::DefaultRoute => "default route".to_owned(),
+        };
+        if let Some(missing) = &entry.missing {
+            let remedy = "give another pattern, default_route or the name";
+            report.fail(CHECK, missing.clone(), remedy);
+        } else {
+            let found: Vec<&str> = entry.found.iter().map(String::as_str).collect();
+            report.ok(CHECK, format!("{what}: {}", found.join(", ")));
+        }
+    }
 }
 
 /// Reports each reason why a file is invalid.

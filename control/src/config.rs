@@ -10,6 +10,7 @@
 
 pub mod effective;
 pub mod host;
+mod interfaces;
 mod listen;
 mod problem;
 mod raw;
@@ -29,6 +30,7 @@ use ipnet::IpNet;
 use serde_saphyr::MessageFormatter;
 use xdp_prog::abi::size;
 
+pub(crate) use interfaces::{InterfaceEntry, InterfaceSelector};
 pub use listen::{Listen, NoNodeAddress};
 pub use problem::{ConfigError, Position, Problem};
 pub(crate) use validate::HealthDefaults;
@@ -54,6 +56,8 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 pub struct Config {
     /// The part that a reload may change.
     pub desired: Desired,
+    /// The entries under `interfaces`. What they stand for is in `desired`.
+    pub(crate) interfaces: Vec<InterfaceEntry>,
     /// Sizes of the kernel tables. Pinned tables keep their size.
     pub tables: TableSizes,
     /// Path of the agent's unix socket.

@@ -13,6 +13,7 @@ mod masquerade;
 mod process;
 mod settings;
 mod statistics;
+mod uplinks;
 
 pub(crate) use crate::netlink::connection;
 pub use crate::netlink::connection::RequestError;
@@ -34,3 +35,4 @@ pub use settings::{
     reverse_path_filter,
 };
 pub use statistics::transmit_errors;
+pub use uplinks::{default_route_devices, uplinks};

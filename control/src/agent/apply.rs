@@ -44,7 +44,8 @@ impl Agent {
             operations.extend(hold(&self.installed(), &self.config.desired.interfaces));
         }
         let outcomes = operations.into_iter();
-        let outcomes = outcomes.map(|operation| self.execute(operation)).collect();
+        let mut outcomes: Vec<_> = outcomes.map(|operation| self.execute(operation)).collect();
+        outcomes.extend(self.missing_interfaces());
         self.problems.replace(Instant::now(), outcomes);
     }
 
@@ -87,6 +88,7 @@ impl Agent {
         self.attachments.finish_inheritance(&mut self.tables);
         // Only now, when the services at these addresses are in the tables.
         attempt.outcomes.extend(self.announce());
+        attempt.outcomes.extend(self.missing_interfaces());
         attempt
     }
 

@@ -36,12 +36,20 @@ impl ConfigFile {
         }
     }
 
-    fn read(&self, source: Source) -> Result<(Config, HostFacts), ConfigError> {
-        let config = config::load(&self.path, source)?;
-        let facts = host::facts().map_err(|source| ConfigError::Read {
+    /// Reads the file. Interfaces with the program keep it while there is no default route.
+    fn read(
+        &self,
+        source: Source,
+        attached: impl Iterator<Item = String>,
+    ) -> Result<(Config, HostFacts), ConfigError> {
+        let mut config = config::load(&self.path, source)?;
+        let unreadable = |source| ConfigError::Read {
             path: "/proc/net".into(),
             source,
-        })?;
+        };
+        let facts = host::facts().map_err(unreadable)?;
+        config.assume_default_routes(attached);
+        config.find_interfaces(&facts).map_err(unreadable)?;
         host::validate(&self.path, &config, &facts)?;
         Ok((config, facts))
     }
@@ -74,7 +82,8 @@ impl Agent {
             Some(_) => Source::Kubernetes,
             None => Source::File,
         };
-        let (config, facts) = match self.file.read(source) {
+        let attached = self.config.desired.interfaces.keys().cloned();
+        let (config, facts) = match self.file.read(source, attached) {
             Ok(read) => read,
             Err(error) => return self.file.note_refused(&error, cause),
         };

@@ -88,12 +88,14 @@ impl Agent {
     /// Each error names cause and remedy. What an earlier agent left goes on serving.
     pub fn start(
         path: &Path,
-        config: Config,
+        mut config: Config,
         feed: Option<ClusterFeed>,
     ) -> Result<Self, StartError> {
         let facts = host::facts().map_err(StartError::Facts)?;
-        host::validate(path, &config, &facts)?;
         let pins = Pins::new(&config.pin_dir);
+        config.assume_default_routes(pins.interfaces()?);
+        config.find_interfaces(&facts).map_err(StartError::Facts)?;
+        host::validate(path, &config, &facts)?;
         let pins_lock = lock_pins(&config.pin_dir)?;
         pins.follow_renames()?;
         let others = pins.other_versions()?;
@@ -156,7 +158,8 @@ impl Agent {
             publication: Publication::new(now),
         };
         agent.settle();
-        if agent.attachments.interfaces.is_empty() && !agent.is_held_back() {
+        let wants_some = !agent.config.desired.interfaces.is_empty();
+        if agent.attachments.interfaces.is_empty() && wants_some && !agent.is_held_back() {
             return Err(StartError::NotAttached(agent.problems.texts().collect()));
         }
         agent.publish();

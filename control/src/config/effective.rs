@@ -4,7 +4,10 @@
 
 use serde_json::{Value, json};
 
-use super::{Config, DEFAULT_HASH_SEED, HealthCheckNodePorts, Kubernetes, TableSizes};
+use super::{
+    Config, DEFAULT_HASH_SEED, HealthCheckNodePorts, InterfaceEntry, InterfaceSelector, Kubernetes,
+    TableSizes,
+};
 use crate::desired::{Announce, Desired, NodePortAddresses, Role};
 
 /// Size of a slot in the arena of lookup tables, in bytes.
@@ -13,8 +16,7 @@ const SLOT_BYTES: u32 = 4;
 /// Returns the settings as a document.
 pub fn effective(config: &Config) -> Value {
     let desired = &config.desired;
-    let interfaces = desired.interfaces.iter();
-    let interfaces = interfaces.map(|(name, mode)| json!({"name": name, "mode": mode.name()}));
+    let interfaces = config.interfaces.iter().map(interface);
     let nat = &desired.nat;
     let last_port = nat.first_port.saturating_add(nat.ports.saturating_sub(1));
     let ports = &config.node_port_range;
@@ -43,6 +45,20 @@ pub fn effective(config: &Config) -> Value {
         "metrics": {"listen": config.metrics.map_or_else(|| "off".to_owned(), |at| at.to_string())},
         "pin_dir": config.pin_dir,
     })
+}
+
+/// Returns an entry under `interfaces`, with what it stands for if that has to be found.
+fn interface(entry: &InterfaceEntry) -> Value {
+    let (mode, found) = (entry.mode.name(), &entry.found);
+    match &entry.selector {
+        InterfaceSelector::Name(name) => json!({"name": name, "mode": mode}),
+        InterfaceSelector::Pattern(pattern) => {
+            json!({"pattern": pattern, "mode": mode, "found": found})
+        }
+        InterfaceSelector::DefaultRoute => {
+            json!({"default_route": true, "mode": mode, "found": found})
+        }
+    }
 }
 
 const fn switch(is_on: bool) -> &'static str {

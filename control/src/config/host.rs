@@ -3,9 +3,11 @@
 //! They apply when a configuration is about to take effect, and in `guideway check --config`; not when a file
 //! is only parsed.
 
-use std::collections::BTreeMap;
-use std::net::{IpAddr, UdpSocket};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::Path;
+
+use nix::sys::socket::SockaddrStorage;
 
 use super::problem::{Position, Problem};
 use super::{Config, ConfigError};
@@ -20,6 +22,8 @@ pub struct HostFacts {
     pub addresses: BTreeMap<IpAddr, String>,
     /// The same addresses in the kernel's order: the primary address of an interface comes first.
     pub in_order: Vec<IpAddr>,
+    /// Interfaces that have a network: an address with a prefix that holds others too.
+    pub networked: BTreeSet<String>,
 }
 
 /// Reads the facts of the calling thread's network namespace.
@@ -38,14 +42,26 @@ pub fn facts() -> std::io::Result<HostFacts> {
         let Some(address) = interface.address else {
             continue;
         };
-        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
-        let v6 = address.as_sockaddr_in6().map(|v6| IpAddr::from(v6.ip()));
-        if let Some(address) = v4.or(v6) {
+        if let Some(address) = ip(&address) {
+            let mask = interface.netmask.as_ref().and_then(ip);
+            if is_routed(&address) && mask.is_some_and(|mask| !is_full(mask)) {
+                facts.networked.insert(name.clone());
+            }
             facts.in_order.push(address);
             facts.addresses.insert(address, name);
         }
     }
     Ok(facts)
+}
+
+fn ip(address: &SockaddrStorage) -> Option<IpAddr> {
+    let v4 = address.as_sockaddr_in().map(|v4| IpAddr::from(v4.ip()));
+    v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::from(v6.ip())))
+}
+
+/// Returns whether a mask is that of a single address.
+fn is_full(mask: IpAddr) -> bool {
+    mask == Ipv4Addr::BROADCAST || mask == Ipv6Addr::from(u128::MAX)
 }
 
 /// Returns the address from which the kernel would send to a machine. Sends nothing.
@@ -193,16 +209,18 @@ fn nodes(config: &Config, facts: &HostFacts) -> Vec<Problem> {
 
 fn interfaces(config: &Config, facts: &HostFacts) -> Vec<Problem> {
     let needed = smallest_mtu(config);
-    let unfit = |(name, position): (&String, &Position)| {
+    let unfit = |name: &String| {
+        // A device that was found by pattern or route has no position of its own.
+        let position = config.origins.interfaces.get(name).copied();
         let problem = |reason: String, remedy: String| Problem {
-            position: Some(*position),
+            position,
             field: "interfaces".to_owned(),
             value: name.clone(),
             reason,
             remedy,
         };
         match (facts.mtus.get(name), &needed) {
-            (None, _) => Some(problem(
+            (None, _) if position.is_some() => Some(problem(
                 "this machine has no such interface".to_owned(),
                 "use a name that `ip link` shows".to_owned(),
             )),
@@ -217,10 +235,10 @@ fn interfaces(config: &Config, facts: &HostFacts) -> Vec<Problem> {
                     needed.mtu
                 ),
             )),
-            (Some(_), _) => None,
+            (None | Some(_), _) => None,
         }
     };
-    config.origins.interfaces.iter().filter_map(unfit).collect()
+    config.desired.interfaces.keys().filter_map(unfit).collect()
 }
 
 /// The largest MTU that a service requires, in bytes, and its parts.

@@ -49,6 +49,8 @@ sections! {
     }
     Interface {
         name: Text,
+        pattern: Text,
+        default_route: Text,
         mode: Text,
     }
     Node {

@@ -422,7 +422,7 @@ const CASES: &[Case] = cases! {
     "unknown field at the top": "vips:" => "vpis:",
         "3:1: vpis: unknown field; the fields here are interfaces, roles, nodes, hash_seed, sources, nat, default_mode, vips, node_port_addresses, node_port_range, clamp_mss, services, health, node_health, trusted_edges, kubernetes, announce, tables, api, metrics, pin_dir";
     "unknown field of an interface": "  - name: eth0" => "  - name: eth0\n    speed: 10",
-        "3:5: speed: unknown field; the fields here are name, mode";
+        "3:5: speed: unknown field; the fields here are name, pattern, default_route, mode";
     "unknown field of a service": "    port: 80" => "    prot: 80",
         "7:5: prot: unknown field; the fields here are name, address, port, node_port, protocol, mode, table_size, traffic_policy, source_ranges, session_affinity, health, backends";
     "unknown field of a backend": "weight" => "wieght",
@@ -449,7 +449,17 @@ const CASES: &[Case] = cases! {
     "empty interfaces": "interfaces:\n  - name: eth0" => "interfaces: []",
         "1:13: interfaces: missing; name the interfaces that service traffic enters by, such as `- name: eth0`";
     "interface without a name": "  - name: eth0" => "  - mode: native",
-        "2:5: interfaces[0].name: missing; give the interface's name, such as eth0";
+        "2:5: interfaces[0].name: missing; give the interface's name, such as eth0, or pattern, or default_route";
+    "interface by two means": "  - name: eth0" => "  - name: eth0\n    pattern: eth*",
+        "3:14: interfaces[0].pattern \"eth*\": name is given too; make two entries of them, or keep one";
+    "pattern without a wildcard": "name: eth0" => "pattern: eth0",
+        "2:14: interfaces[0].pattern \"eth0\": not a pattern of interface names; write it like enp*s0f?: * stands for any characters, ? for one; or use name";
+    "pattern with a set": "name: eth0" => "pattern: 'eth*[01]'",
+        "2:14: interfaces[0].pattern \"eth*[01]\": not a pattern of interface names; write it like enp*s0f?: * stands for any characters, ? for one; or use name";
+    "pattern twice": "  - name: eth0" => "  - pattern: eth*\n  - pattern: eth*",
+        "3:14: interfaces[1].pattern \"eth*\": this interface is already listed at 2:14; list each interface once";
+    "default route switched off": "name: eth0" => "default_route: false",
+        "2:20: interfaces[0].default_route \"false\": not true; use true, or leave it out";
     "interface name too long": "eth0" => "a2345678901234567",
         "2:11: interfaces[0].name \"a2345678901234567\": not an interface name; use 1 to 15 characters without spaces, slashes or colons, as `ip link` shows it";
     "interface name is a path": "eth0" => "../eth0",
@@ -869,7 +879,7 @@ fn host_facts() -> HostFacts {
         ]
         .map(|(address, name)| (address.parse().unwrap(), name.to_owned()))
         .into(),
-        in_order: Vec::new(),
+        ..HostFacts::default()
     }
 }
 

@@ -23,6 +23,7 @@ use serde_saphyr::Spanned;
 pub(crate) use self::health::HealthDefaults;
 use self::values::{Refusal, refusal};
 pub(super) use self::values::{network, seed};
+use super::interfaces::with_modes;
 use super::problem::{Position, Problem};
 use super::{
     Config, DEFAULT_HASH_SEED, DEFAULT_PIN_DIR, DEFAULT_SOCKET, Origins, Source, raw, shorten,
@@ -95,7 +96,7 @@ impl Rules {
                 hash_seed: seed,
                 sources,
                 nat,
-                interfaces,
+                interfaces: with_modes(&interfaces),
                 vips,
                 shared: OrdSet::new(),
                 node_port_addresses,
@@ -109,6 +110,7 @@ impl Rules {
                     .collect(),
                 draining: OrdMap::new(),
             },
+            interfaces,
             tables,
             socket: socket.unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET)),
             metrics: self

@@ -199,6 +199,7 @@ fn primary_is_the_listed_address_else_the_first() {
             .map(|text| (text.parse().unwrap(), "eth0".to_owned()))
             .collect(),
         mtus: [("eth0".to_owned(), 1400), ("eth1".to_owned(), 1300)].into(),
+        ..HostFacts::default()
     };
     let listed = Machine::of(
         &desired,

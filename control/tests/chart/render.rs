@@ -357,6 +357,8 @@ fn only_what_a_start_reads_replaces_agents() {
     let before = pod(&[]);
     for value in [
         "agent.interfaces[1].name=eth1",
+        "agent.interfaces[1].pattern=enp*s0f?",
+        "agent.interfaces[1].default_route=true",
         "agent.nat.ports=61001-61999",
         "agent.extraConfig.clamp_mss=off",
     ] {

@@ -92,6 +92,89 @@ fn interface_with_another_name_is_taken_over_under_it() {
     assert_eq!(agent.page(&["detach"]), detached);
 }
 
+/// The names of the interfaces in the status, with `+` before those that have the program.
+fn interface_names(status: &Value) -> String {
+    let rows = status["interfaces"].as_array().into_iter().flatten();
+    let names = rows.map(|row| {
+        let name = row["name"].as_str().unwrap_or_default();
+        let mark = if row["mode"].is_string() { "+" } else { "" };
+        format!("{mark}{name}")
+    });
+    names.collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn pattern_follows_devices_and_never_takes_cables() {
+    let net = Topology::builder().nodes(1).build().unwrap();
+    let edge = &net.edges()[0];
+    let config = edge_config(&Service::all(&[Mode::L2dsr]), net.nodes())
+        .replace(ETH0, "{ pattern: 'extra?' }");
+    let agent = Agent::launch(edge, &config);
+    let status = ["status"];
+    let nothing = agent.wait_for_answer("the agent runs without interfaces", &status, |status| {
+        interface_names(status) == "extra?"
+    });
+    let problem = |status: &Value| status["problems"].to_string();
+    let missing = "no device matches the pattern extra?; the devices here are ";
+    assert!(problem(&nothing).contains(missing), "{nothing}");
+    assert!(problem(&nothing).contains("eth0"), "{nothing}");
+
+    // Both ends of a cable match. Only one gets a network, and so is an uplink.
+    add_extra(edge);
+    ip(
+        edge,
+        &["address", "add", "198.51.100.1/24", "dev", "extra0"],
+    );
+    let found = agent.wait_for_answer("the uplink is found", &status, |status| {
+        interface_names(status) == "+extra0"
+    });
+    assert!(!problem(&found).contains(missing), "{found}");
+    assert!(ip(edge, &["link", "show", "extra0"]).contains("prog/xdp"));
+    assert!(!ip(edge, &["link", "show", "extra1"]).contains("prog/xdp"));
+
+    ip(edge, &["link", "delete", "extra0"]);
+    agent.wait_for_answer("the loss is a problem again", &status, |status| {
+        problem(status).contains(missing)
+    });
+}
+
+#[test]
+fn default_route_is_followed_and_its_absence_takes_no_program_away() {
+    let net = Topology::builder().nodes(1).build().unwrap();
+    let (edge, node) = (&net.edges()[0], &net.nodes()[0]);
+    let services = Service::all(&[Mode::IpipV4]);
+    let _echo = Echo::start(node, &services);
+    let _node = Agent::start(node, &node_config([edge]));
+    let config = edge_config(&services, [node]).replace(ETH0, "{ default_route: true }");
+    let mut agent = Agent::start(edge, &config);
+    let status = ["status"];
+    agent.wait_for_answer("the uplink has the program", &status, |status| {
+        interface_names(status) == "+eth0"
+    });
+    Flow::open_many(&net.clients()[0], &services, 2);
+
+    for family in ["-4", "-6"] {
+        ip(edge, &[family, "route", "delete", "default"]);
+    }
+    agent.signal(Signal::SIGHUP);
+    let reloaded = agent.wait_for_reloads(2);
+    assert_eq!(interface_names(&reloaded), "+eth0");
+
+    add_extra(edge);
+    ip(
+        edge,
+        &["address", "add", "198.51.100.1/24", "dev", "extra0"],
+    );
+    for end in ["extra0", "extra1"] {
+        ip(edge, &["link", "set", end, "up"]);
+    }
+    ip(edge, &["route", "add", "default", "via", "198.51.100.2"]);
+    agent.wait_for_answer("the new way has the program", &status, |status| {
+        interface_names(status) == "+extra0"
+    });
+    assert!(!ip(edge, &["link", "show", "eth0"]).contains("prog/xdp"));
+}
+
 #[test]
 fn lost_carrier_is_reported_and_its_return_restores_traffic() {
     let net = Topology::builder().nodes(1).build().unwrap();

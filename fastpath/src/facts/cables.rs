@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Interface, RequestError, links};
 
 /// Kinds of devices that come in pairs, one end in the pod.
-const CABLES: [&str; 2] = ["veth", "netkit"];
+pub(super) const CABLES: [&str; 2] = ["veth", "netkit"];
 
 /// Names the devices by which pods are reached, from the interface indices of some of them.
 ///
@@ -36,11 +36,16 @@ fn cable(device: &Interface) -> Option<&str> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::facts::NativeXdp;
+pub(super) mod testing {
+    use crate::facts::{Interface, NativeXdp};
 
-    fn device(index: u32, name: &str, kind: Option<&str>, controller: Option<u32>) -> Interface {
+    /// Returns a device with the facts that decide what it leads to.
+    pub(in crate::facts) fn device(
+        index: u32,
+        name: &str,
+        kind: Option<&str>,
+        controller: Option<u32>,
+    ) -> Interface {
         Interface {
             name: name.to_owned(),
             index,
@@ -58,6 +63,12 @@ mod tests {
             programs: Vec::new(),
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::device;
+    use super::*;
 
     fn node() -> Vec<Interface> {
         vec![

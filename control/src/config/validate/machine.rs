@@ -6,17 +6,17 @@ use std::ops::RangeInclusive;
 
 use imbl::OrdSet;
 use ipnet::IpNet;
+use serde_saphyr::Spanned;
 
 use super::super::problem::Position;
+use super::super::{InterfaceEntry, InterfaceSelector};
 use super::values::{self, Refusal, decimal, family, refusal};
 use super::{Rules, Source, entries, note, position, raw};
-use crate::desired::{
-    Announce, AttachMode, ForwardMode, NatSettings, OuterSources, Role, Service, ServiceKey,
-};
+use crate::desired::{Announce, ForwardMode, NatSettings, OuterSources, Role, Service, ServiceKey};
 
 impl Rules {
-    pub(super) fn interfaces(&mut self, file: &raw::File) -> BTreeMap<String, AttachMode> {
-        let mut interfaces = BTreeMap::new();
+    pub(super) fn interfaces(&mut self, file: &raw::File) -> Vec<InterfaceEntry> {
+        let mut interfaces = Vec::new();
         let listed = file.interfaces.as_ref();
         if listed.is_none_or(|listed| listed.value.is_empty()) {
             let remedy =
@@ -25,20 +25,66 @@ impl Rules {
         }
         let mut seen = BTreeMap::new();
         for (field, entry) in entries("interfaces", &file.interfaces) {
-            let text = &entry.value.name;
             let mode = &entry.value.mode;
             let mode = self.read(&format!("{field}.mode"), mode, values::attach_mode);
-            let field = format!("{field}.name");
-            let remedy = "give the interface's name, such as eth0";
-            let name = self.required(&field, entry, text, remedy, values::interface_name);
-            if let (Some(name), Some(text)) = (name, text)
-                && self.is_first(&mut seen, name.clone(), &field, text, "interface")
+            if let Some((selector, field, text)) = self.interface_selector(&field, entry)
+                && self.is_first(&mut seen, selector.clone(), &field, text, "interface")
             {
-                interfaces.insert(name, mode.unwrap_or_default());
+                interfaces.push(InterfaceEntry::new(selector, mode.unwrap_or_default()));
             }
         }
-        self.origins.interfaces = seen;
+        let names = seen
+            .into_iter()
+            .filter_map(|(selector, at)| match selector {
+                InterfaceSelector::Name(name) => Some((name, at)),
+                InterfaceSelector::Pattern(_) | InterfaceSelector::DefaultRoute => None,
+            });
+        self.origins.interfaces = names.collect();
         interfaces
+    }
+
+    /// Reads which interfaces an entry means. Returns the field that says so and its text too.
+    fn interface_selector<'file>(
+        &mut self,
+        field: &str,
+        entry: &'file Spanned<raw::Interface>,
+    ) -> Option<(InterfaceSelector, String, &'file Spanned<String>)> {
+        type Reader = fn(&str) -> Result<InterfaceSelector, Refusal>;
+        let raw::Interface {
+            name,
+            pattern,
+            default_route,
+            mode: _,
+        } = &entry.value;
+        let readers: [(&str, &raw::Text, Reader); 3] = [
+            ("name", name, |text| {
+                values::interface_name(text).map(InterfaceSelector::Name)
+            }),
+            ("pattern", pattern, |text| {
+                values::interface_pattern(text).map(InterfaceSelector::Pattern)
+            }),
+            ("default_route", default_route, |text| match text {
+                "true" => Ok(InterfaceSelector::DefaultRoute),
+                _ => Err(refusal("not true", "use true, or leave it out")),
+            }),
+        ];
+        let mut given = readers
+            .into_iter()
+            .filter_map(|(key, text, read)| Some((key, text.as_ref()?, read)));
+        let Some((key, text, read)) = given.next() else {
+            let remedy = "give the interface's name, such as eth0, or pattern, or default_route";
+            self.missing(&format!("{field}.name"), Some(position(entry)), remedy);
+            return None;
+        };
+        if let Some((other, text, _)) = given.next() {
+            let reason = format!("{key} is given too");
+            let refusal = refusal(reason, "make two entries of them, or keep one");
+            self.refuse(&format!("{field}.{other}"), text, refusal);
+            return None;
+        }
+        let field = format!("{field}.{key}");
+        let selector = self.read(&field, text, read)?;
+        Some((selector, field, text))
     }
 
     /// Reads the roles: whether the machine is an edge, and whether it is a node.

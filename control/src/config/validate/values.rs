@@ -197,6 +197,15 @@ pub(super) fn interface_name(text: &str) -> Read<String> {
     Err(refusal("not an interface name", remedy))
 }
 
+/// Reads a pattern of names of interfaces.
+pub(super) fn interface_pattern(text: &str) -> Read<String> {
+    if !text.contains(['*', '?']) || text.contains(['[', ']', '{', '}']) {
+        let remedy = "write it like enp*s0f?: * stands for any characters, ? for one; or use name";
+        return Err(refusal("not a pattern of interface names", remedy));
+    }
+    interface_name(text)
+}
+
 /// Parses decimal digits. `FromStr` would also accept a leading plus sign.
 pub(super) fn decimal<T: FromStr>(text: &str) -> Option<T> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::objects;
 use crate::world::{PATIENCE, World, addresses};
 
-/// Variable with the number of objects; `make bench` asks for 10 000.
+/// Variable with the number of objects; `make soak` asks for 10 000.
 const NUMBER: &str = "GUIDEWAY_HOSTILE_OBJECTS";
 /// As many as every run of the tests has time for.
 const BY_DEFAULT: u32 = 600;

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use crate::{
-    cluster::WEIGHTS,
+    cluster::{Family, WEIGHTS},
+    page::milliseconds,
     removal::Removal,
     traffic::{Packets, Row},
 };
@@ -13,6 +14,8 @@ use crate::{
 const MAX_DEVIATIONS: f64 = 5.0;
 /// Packets of requests for each packet of address resolution or neighbour discovery, at least.
 const OTHER_PACKETS: u64 = 1000;
+/// The p99 of IPIP as a multiple of that of L2 DSR, at most.
+const MAX_LATENCY_RATIO: u64 = 2;
 
 /// A statement, and whether it holds.
 #[derive(Debug)]
@@ -62,14 +65,37 @@ impl Claims {
         });
     }
 
+    /// Claims that outer headers keep nobody waiting: in each family, no service with one is much slower than the one
+    /// without.
+    pub(crate) fn latency(&mut self, rows: &[Row]) {
+        for family in [Family::V4, Family::V6] {
+            let slowest = |is_ipip| {
+                let of_way = |row: &&Row| {
+                    row.service.family == family && row.service.outer.is_some() == is_ipip
+                };
+                let p99s = rows.iter().filter(of_way);
+                p99s.map(|row| row.latency.value_at_quantile(0.99)).max()
+            };
+            let (ipip, l2dsr) = (slowest(true).unwrap_or(0), slowest(false).unwrap_or(0));
+            self.0.push(Claim {
+                text: format!(
+                    "{family}: p99 of IPIP is within {MAX_LATENCY_RATIO} x that of L2 DSR"
+                ),
+                measured: format!(
+                    "IPIP {} ms, L2 DSR {} ms",
+                    milliseconds(ipip),
+                    milliseconds(l2dsr)
+                ),
+                holds: ipip <= MAX_LATENCY_RATIO * l2dsr,
+                reasons: Vec::new(),
+            });
+        }
+    }
+
     /// Claims that replies go from the nodes to the client without passing the edge.
-    pub(crate) fn direct_return(&mut self, rows: &[Row]) {
-        let sum = |of: fn(&Packets) -> u64| rows.iter().map(|row| of(&row.packets)).sum::<u64>();
-        let at_edge = sum(|packets| packets.replies_at_edge());
-        let (sent, received) = (
-            sum(|packets| packets.nodes_out),
-            sum(|packets| packets.client_received),
-        );
+    pub(crate) fn direct_return(&mut self, packets: &Packets) {
+        let at_edge = packets.replies_at_edge();
+        let (sent, received) = (packets.nodes_out, packets.client_received);
         self.0.push(Claim {
             text: "replies do not cross the edge".to_owned(),
             measured: format!("{} of {sent} packets do", percent(at_edge, sent)),
@@ -179,7 +205,10 @@ fn as_f64(count: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use hdrhistogram::Histogram;
+
     use super::*;
+    use crate::cluster::{SERVICES, Service};
 
     #[test]
     fn a_perfect_split_does_not_deviate() {
@@ -196,5 +225,33 @@ mod tests {
     #[test]
     fn answers_of_a_backend_without_weight_are_infinitely_far() {
         assert!(deviation(&[999, 1, 2000], &[1, 0, 2]).is_infinite());
+    }
+
+    #[test]
+    fn p99_of_ipip_is_compared_with_l2dsr_of_its_family() {
+        let verdicts = |p99s: [u64; SERVICES.len()]| {
+            let rows: Vec<Row> = SERVICES.iter().zip(p99s).map(row).collect();
+            let mut claims = Claims::default();
+            claims.latency(&rows);
+            claims.0.iter().map(|claim| claim.holds).collect::<Vec<_>>()
+        };
+        // In the order of the services: L2 DSR of v4 and v6, then v4 and v6 with an outer header, twice.
+        assert_eq!(verdicts([500, 900, 1000, 1800, 1000, 1]), [true, true]);
+        assert_eq!(verdicts([500, 900, 1001, 1800, 1, 1]), [false, true]);
+        assert_eq!(verdicts([500, 900, 1, 1, 1000, 1802]), [true, false]);
+    }
+
+    /// A row whose slowest requests, 2 of 100, took so long, and the others nothing.
+    fn row((service, p99): (&'static Service, u64)) -> Row {
+        let mut latency = Histogram::new(3).unwrap();
+        latency.record_n(1, 98).unwrap();
+        latency.record_n(p99, 2).unwrap();
+        Row {
+            service,
+            requests: 100,
+            failures: None,
+            answers: Vec::new(),
+            latency,
+        }
     }
 }

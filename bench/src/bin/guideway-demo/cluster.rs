@@ -2,7 +2,7 @@
 
 use std::{
     env,
-    fmt::Write as _,
+    fmt::{self, Write as _},
     net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
@@ -32,6 +32,15 @@ const LOG_TAIL: usize = 30;
 pub(crate) enum Family {
     V4,
     V6,
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "v4",
+            Self::V6 => "v6",
+        })
+    }
 }
 
 /// A service, and how its packets reach the nodes of the pods.

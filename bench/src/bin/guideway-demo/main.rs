@@ -19,12 +19,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use crate::{
-    claims::Claims,
-    cluster::{Cluster, SERVICES},
-    removal::Removal,
-    traffic::Row,
-};
+use crate::{claims::Claims, cluster::Cluster, removal::Removal, traffic::Traffic};
 
 /// Requests to each service.
 const REQUESTS: u32 = 3000;
@@ -58,16 +53,13 @@ fn main() -> ExitCode {
 fn show(cluster: &mut Cluster, claims: &mut Claims) -> Result<()> {
     cluster.start_agents().context("cannot start the agents")?;
     print!("{}", page::rows_title(REQUESTS, PACE));
-    let mut rows = Vec::new();
-    for service in &SERVICES {
-        let row = Row::measure(cluster, service, REQUESTS, PACE)
-            .with_context(|| format!("cannot measure {}", service.name))?;
-        print!("{}", page::row(&row));
-        rows.push(row);
-    }
+    let Traffic { rows, packets } =
+        Traffic::measure(cluster, REQUESTS, PACE).context("cannot measure the services")?;
+    print!("{}", page::rows(&rows));
     claims.traffic(&rows);
-    print!("{}", page::path(&rows));
-    claims.direct_return(&rows);
+    claims.latency(&rows);
+    print!("{}", page::path(&packets));
+    claims.direct_return(&packets);
     claims.fresh_connections(cluster.challenges()?);
 
     print!("{}", page::removal_title());

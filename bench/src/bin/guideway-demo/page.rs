@@ -3,17 +3,18 @@
 use std::{fmt::Write as _, time::Duration};
 
 use crate::{
-    cluster::{Family, Service, WEIGHTS},
+    cluster::{SERVICES, Service, WEIGHTS},
     removal::Removal,
-    traffic::Row,
+    traffic::{Packets, Row},
 };
 
-/// Returns the column titles of [`row`].
+/// Returns the column titles of [`rows`].
 pub(crate) fn rows_title(requests: u32, pace: Duration) -> String {
     let per_second = Duration::from_secs(1).as_micros() / pace.as_micros();
     let mut page = format!(
-        "\n{requests} requests to each service, {per_second} per second, a new connection for \
-         each. Latency in\nmilliseconds, from when a request was due.\n\n"
+        "\n{requests} requests to each of {} services in turn, {per_second} per second, a new \
+         connection for each.\nLatency in milliseconds, from when a request was due.\n\n",
+        SERVICES.len()
     );
     let _ = writeln!(
         page,
@@ -30,8 +31,12 @@ pub(crate) fn rows_title(requests: u32, pace: Duration) -> String {
     page
 }
 
-/// Returns a line with the answers by node and the latencies of a service.
-pub(crate) fn row(row: &Row) -> String {
+/// Returns a line for each service, with the answers by node and the latencies.
+pub(crate) fn rows(rows: &[Row]) -> String {
+    rows.iter().map(row).collect()
+}
+
+fn row(row: &Row) -> String {
     let whole: u64 = row.answers.iter().sum();
     let mut line = format!(
         "  {:<20}{:<14}{:>6}  ",
@@ -56,34 +61,20 @@ pub(crate) fn row(row: &Row) -> String {
 }
 
 /// Returns a table of the packets counted along the path.
-pub(crate) fn path(rows: &[Row]) -> String {
+pub(crate) fn path(packets: &Packets) -> String {
     let mut page =
         "\nDirect server return: packets by the interfaces' counters, ARP and ND included.\n\n"
             .to_owned();
-    let _ = writeln!(
-        page,
-        "  {:<20}{:<13}{:>11}{:>11}{:>11}{:>11}{:>11}",
-        "service", "way", "client out", "edge in", "edge out", "nodes out", "client in"
-    );
-    for row in rows {
-        let packets = &row.packets;
-        let _ = write!(
-            page,
-            "  {:<20}{:<13}",
-            row.service.address().to_string(),
-            outer_header(row.service)
-        );
-        for count in [
-            packets.client_sent,
-            packets.edge_in,
-            packets.edge_out,
-            packets.nodes_out,
-            packets.client_received,
-        ] {
-            let _ = write!(page, "{count:>11}");
-        }
-        page.push('\n');
-    }
+    let columns = [
+        ("client out", packets.client_sent),
+        ("edge in", packets.edge_in),
+        ("edge out", packets.edge_out),
+        ("nodes out", packets.nodes_out),
+        ("client in", packets.client_received),
+    ];
+    let titles: String = columns.map(|(title, _)| format!("{title:>11}")).concat();
+    let counts: String = columns.map(|(_, count)| format!("{count:>11}")).concat();
+    let _ = writeln!(page, "  {titles}\n  {counts}");
     page
 }
 
@@ -160,13 +151,9 @@ pub(crate) fn removal(removal: &Removal) -> String {
 }
 
 fn outer_header(service: &Service) -> String {
-    let family = |family| match family {
-        Family::V4 => "v4",
-        Family::V6 => "v6",
-    };
     match service.outer {
         None => "L2 DSR".to_owned(),
-        Some(outer) => format!("{} in {} IPIP", family(service.family), family(outer)),
+        Some(outer) => format!("{} in {outer} IPIP", service.family),
     }
 }
 
@@ -176,7 +163,8 @@ fn percent(part: u64, whole: u64) -> String {
     format!("{}.{}%", tenths / 10, tenths % 10)
 }
 
-fn milliseconds(micros: u64) -> String {
+/// Converts microseconds.
+pub(crate) fn milliseconds(micros: u64) -> String {
     let hundredths = (micros + 5) / 10;
     format!("{}.{:02}", hundredths / 100, hundredths % 100)
 }

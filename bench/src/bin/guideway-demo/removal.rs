@@ -64,7 +64,7 @@ impl Removal {
         let removed = &cluster.nodes()[REMOVED];
         let to = SERVICE.address();
         let (change, sent, open) = thread::scope(|scope| {
-            let sent = scope.spawn(|| traffic::send(cluster, to, PACE, u32::MAX, &stop));
+            let sent = scope.spawn(|| traffic::send(cluster, &[to], PACE, u32::MAX, &stop));
             let open = scope.spawn(|| keep_asking(cluster, to, &rounds, &stop));
             let change = (|| {
                 wait_for_rounds(&rounds)?;

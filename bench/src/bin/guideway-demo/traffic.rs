@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 
 use crate::{
-    cluster::{Cluster, Service},
+    cluster::{Cluster, SERVICES, Service},
     http::{After, Connection},
 };
 
@@ -25,6 +25,7 @@ const WORKERS: usize = 16;
 /// A request with its result.
 #[derive(Debug)]
 pub(crate) struct Request {
+    to: SocketAddr,
     /// When it was started.
     pub(crate) began: Instant,
     /// Time from when it was due to its last byte. It includes the delay by stalled requests before it.
@@ -35,10 +36,11 @@ pub(crate) struct Request {
     pub(crate) outcome: Result<String>,
 }
 
-/// Sends requests, each on its own connection and one every `pace`, until `limit` requests or `stop`.
+/// Sends requests to these addresses in turn, each on its own connection and one every `pace`, until `limit` requests
+/// or `stop`.
 pub(crate) fn send(
     cluster: &Cluster,
-    to: SocketAddr,
+    to: &[SocketAddr],
     pace: Duration,
     limit: u32,
     stop: &AtomicBool,
@@ -54,7 +56,7 @@ pub(crate) fn send(
             }
             let due = start + pace * number;
             thread::sleep(due.saturating_duration_since(Instant::now()));
-            let request = request(to, due);
+            let request = request(to[number as usize % to.len()], due);
             let mut sent = sent.lock().unwrap_or_else(PoisonError::into_inner);
             sent.push(request);
         }
@@ -78,6 +80,7 @@ fn request(to: SocketAddr, due: Instant) -> Request {
         .and_then(|connection| connection.client().ok());
     let outcome = connection.and_then(|mut connection| connection.get(After::Close));
     Request {
+        to,
         began,
         latency: due.elapsed(),
         client,
@@ -132,6 +135,32 @@ impl Packets {
     }
 }
 
+/// The results of requests to all services.
+#[derive(Debug)]
+pub(crate) struct Traffic {
+    /// In the order of the services.
+    pub(crate) rows: Vec<Row>,
+    pub(crate) packets: Packets,
+}
+
+impl Traffic {
+    /// Sends `requests` requests to each service. The services take turns with each request, so that whatever else
+    /// the machine does meanwhile delays all alike.
+    pub(crate) fn measure(cluster: &Cluster, requests: u32, pace: Duration) -> Result<Self> {
+        let addresses = SERVICES.each_ref().map(Service::address);
+        let limit = requests * u32::try_from(addresses.len())?;
+        let before = Packets::now(cluster)?;
+        let never = AtomicBool::new(false);
+        let sent = send(cluster, &addresses, pace, limit, &never);
+        let packets = Packets::now(cluster)?.since(before);
+        let rows = SERVICES
+            .iter()
+            .map(|service| Row::new(cluster, service, requests, &sent))
+            .collect::<Result<_>>()?;
+        Ok(Self { rows, packets })
+    }
+}
+
 /// The results of one service's requests.
 #[derive(Debug)]
 pub(crate) struct Row {
@@ -143,32 +172,30 @@ pub(crate) struct Row {
     pub(crate) answers: Vec<u64>,
     /// Latencies of answered requests, in microseconds.
     pub(crate) latency: Histogram<u64>,
-    pub(crate) packets: Packets,
 }
 
 impl Row {
-    /// Sends `requests` requests to a service.
-    pub(crate) fn measure(
+    /// Finds a service's requests among those that were sent.
+    fn new(
         cluster: &Cluster,
         service: &'static Service,
         requests: u32,
-        pace: Duration,
+        sent: &[Request],
     ) -> Result<Self> {
-        let before = Packets::now(cluster)?;
-        let never = AtomicBool::new(false);
-        let sent = send(cluster, service.address(), pace, requests, &never);
-        let packets = Packets::now(cluster)?.since(before);
+        let own = || {
+            sent.iter()
+                .filter(|request| request.to == service.address())
+        };
         let mut latency = Histogram::new(3)?;
-        for request in sent.iter().filter(|request| request.outcome.is_ok()) {
+        for request in own().filter(|request| request.outcome.is_ok()) {
             latency.record(request.latency.as_micros().try_into()?)?;
         }
         Ok(Self {
             service,
             requests,
-            failures: failures(&sent),
-            answers: answers(cluster, &sent)?,
+            failures: failures(own()),
+            answers: answers(cluster, own())?,
             latency,
-            packets,
         })
     }
 }

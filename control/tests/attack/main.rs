@@ -1,8 +1,9 @@
 //! Connections, held and new ones, while somebody floods; and one client that uses each of its ports for many
 //! addresses. Needs root.
 //!
-//! `GUIDEWAY_ATTACK_SECONDS` floods for longer than the tests do by themselves; then, the share of new connections
-//! within 3 s is a claim too. `GUIDEWAY_ATTACK_RATE` is the number of frames a second, at the most, over all ways.
+//! `GUIDEWAY_ATTACK_SECONDS` floods for longer than the tests do by themselves; then, the rate of each flood and the
+//! share of new connections within 3 s are claims too. `GUIDEWAY_ATTACK_RATE` is the number of frames a second, at the
+//! most, over all ways.
 
 #![expect(
     clippy::unwrap_used,
@@ -36,6 +37,8 @@ use crate::{
 const HELD: usize = 2000;
 /// Frames a second, at the most, unless the environment says otherwise.
 const RATE: u64 = 400_000;
+/// Frames a second, at the least, of a flood that was asked for and that the machine has room for.
+const FULL_RATE: u32 = 300_000;
 /// How long a flood of one kind lasts, unless the environment says otherwise.
 const DURATION: Duration = Duration::from_secs(10);
 
@@ -43,7 +46,7 @@ const DURATION: Duration = Duration::from_secs(10);
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// How long floods last, where somebody has said so.
-pub(crate) fn asked_for() -> Option<Duration> {
+fn asked_for() -> Option<Duration> {
     number("GUIDEWAY_ATTACK_SECONDS").map(Duration::from_secs)
 }
 
@@ -94,10 +97,11 @@ fn connections_survive_floods() {
         (machine, target)
     });
     let duration = asked_for().unwrap_or(DURATION);
+    let claims_more = asked_for().is_some();
     let rate = number("GUIDEWAY_ATTACK_RATE").unwrap_or(RATE);
     let astray = network.count_replies_astray(HELD);
     // Told at the end, so that a long run says something of each kind.
-    let mut late = Vec::new();
+    let mut missed = Vec::new();
     for (word, kind) in (1..).zip(Kind::ALL) {
         let streams = aims.each_ref().map(|(machine, target)| Stream {
             machine,
@@ -110,13 +114,20 @@ fn connections_survive_floods() {
             sent.frames,
             sent.rate()
         );
+        let claims_rate = claims_more && kind.leaves_room_on_two_cores();
+        if claims_rate && rate >= FULL_RATE.into() && sent.rate() < FULL_RATE.into() {
+            missed.push(format!("{kind:?}: {:.0} frames a second", sent.rate()));
+        }
         let outcomes = attempts.map(|(way, attempts)| (way, attempts.end()));
         for (way, outcome) in &outcomes {
             println!("  {way:?}: {outcome}");
         }
         speak(word);
         for (way, outcome) in outcomes {
-            late.extend(outcome.shortfall(&format!("{kind:?}, {way:?}")));
+            // Of the few of a short run, how many were late hangs on the machine.
+            if claims_more && !outcome.is_nearly_all_in_time() {
+                missed.push(format!("{kind:?}, {way:?}: {outcome}"));
+            }
             network.wait_until_served(way);
         }
     }
@@ -130,7 +141,7 @@ fn connections_survive_floods() {
         0,
         "replies to held connections from other ends than these talk to"
     );
-    assert_eq!(late, Vec::<String>::new());
+    assert_eq!(missed, Vec::<String>::new());
 }
 
 #[test]
@@ -153,7 +164,8 @@ fn clients_far_away_connect_in_nat_mode_under_a_flood_of_handshakes() {
         frames: frames(Kind::Syn, &cable_of(&net, machine), &target),
     }];
     let attempts = Attempts::begin_from(&far, &network, Way::Nat);
-    let duration = asked_for().unwrap_or(DURATION);
+    // So many rounds that a machine may stall once.
+    let duration = asked_for().unwrap_or(2 * DURATION);
     let sent = send(&net, &streams, SLOW_RATE, duration);
     let outcome = attempts.end();
     println!(
@@ -161,6 +173,6 @@ fn clients_far_away_connect_in_nat_mode_under_a_flood_of_handshakes() {
         sent.frames,
         sent.rate()
     );
-    assert_eq!(outcome.shortfall("far away"), None);
+    assert!(outcome.is_nearly_all_in_time(), "{outcome}");
     network.wait_until_served(Way::Nat);
 }

@@ -25,6 +25,8 @@ const TAKEOVER: Duration = Duration::from_secs(3);
 const LINGER: Duration = Duration::from_millis(50);
 /// How long the first answer may take on a busy machine.
 const ANSWER: Duration = Duration::from_secs(2);
+/// How long it may take where the question is put again.
+const NEXT_QUESTION: Duration = Duration::from_millis(200);
 /// Questions in a row that one machine alone must answer.
 const QUESTIONS: usize = 20;
 const ARP_REQUEST: [u8; 10] = [8, 6, 0, 1, 8, 0, 6, 4, 0, 1];
@@ -78,6 +80,10 @@ impl Asker {
 
     /// Returns the machines that answer.
     fn ask(&self) -> BTreeSet<Mac> {
+        self.ask_within(ANSWER)
+    }
+
+    fn ask_within(&self, patience: Duration) -> BTreeSet<Mac> {
         while self.receive().is_some() {}
         sendto(
             self.socket.as_raw_fd(),
@@ -87,7 +93,7 @@ impl Asker {
         )
         .unwrap();
         let mut answers = BTreeSet::new();
-        let mut end = Instant::now() + ANSWER;
+        let mut end = Instant::now() + patience;
         while Instant::now() < end {
             match self.receive() {
                 Some(frame) => {
@@ -155,7 +161,10 @@ impl Asker {
     /// Waits for the first answer of a machine, beside another one or not.
     fn wait_for_first(&self, machine: &Machine) {
         let awaited = format!("{} answers for {}", machine.label(), self.address);
-        wait_until(&awaited, PATIENCE, || self.ask().contains(&machine.mac())).unwrap();
+        wait_until(&awaited, PATIENCE, || {
+            self.ask_within(NEXT_QUESTION).contains(&machine.mac())
+        })
+        .unwrap();
     }
 }
 

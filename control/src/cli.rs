@@ -30,7 +30,7 @@ pub struct Cli {
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done; for `check`: nothing fails; for `cluster status`: no findings
-  1  it failed: no agent answers, the dataplane cannot be set up, `check` found a FAIL, `cluster status` has findings
+  1  it failed: no agent answers, the dataplane cannot be set up, `check` found a FAIL, `cluster status` has findings, `cluster bundle` got nothing
   2  the command line or the configuration is wrong
 
 Environment:
@@ -136,6 +136,13 @@ pub enum Cluster {
     /// Agents and controllers are asked for their page `/status`: pods by way of the API server's proxy, edges outside
     /// the cluster straight from here. The exit code is 1 if there is anything to tell below FINDINGS.
     Status(ClusterStatus),
+    /// Write a tar file to attach to a bug report: status, settings, metrics, tables, logs and objects
+    ///
+    /// It has what `cluster status` shows, the pages and logs of each agent and controller, and the Services,
+    /// EndpointSlices, Nodes, Leases and LoadBalancerPools, each file at most 4 MiB. Secrets are neither read nor written:
+    /// what looks like a token, key, password or hash seed is taken out. Names and addresses stay. The file errors.txt in
+    /// it says what could not be had, such as what you have no right to read. The exit code is 1 if nothing could be had.
+    Bundle(ClusterBundle),
 }
 
 /// Options of `cluster status`.
@@ -147,6 +154,17 @@ pub struct ClusterStatus {
     /// How to print it.
     #[command(flatten)]
     pub format: Format,
+}
+
+/// Options of `cluster bundle`.
+#[derive(Debug, Args)]
+pub struct ClusterBundle {
+    /// Where the agents and controllers are.
+    #[command(flatten)]
+    pub at: ClusterScope,
+    /// The file, which must not exist yet [default: guideway-bundle-TIME.tar]
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
 }
 
 /// Where the agents and controllers of a cluster are.
@@ -167,6 +185,14 @@ pub struct ClusterScope {
     /// Port of an edge outside the cluster in its metrics.listen
     #[arg(long, value_name = "PORT", default_value_t = 10_790)]
     pub edge_port: u16,
+}
+
+impl ClusterScope {
+    /// Returns the namespace of the edges' Leases.
+    pub(crate) fn lease_namespace(&self) -> String {
+        let given = self.lease_namespace.clone();
+        given.unwrap_or_else(|| format!("{}-edges", self.service))
+    }
 }
 
 /// Returns the arguments of `guideway` for those of a process: a plugin of kubectl has the commands of `cluster`.

@@ -4,13 +4,16 @@
 //! API server -- pods, slices, Leases --> members --+
 //!     |                                            v
 //!     +-- its proxy --> pages of pods ----------> ask --> report --> findings, page
-//!                       pages of edges outside ----^
+//!     |                 pages of edges outside ----^ |                         |
+//!     +-- logs, objects -----------------------------+-------> bundle <--------+
 //! ```
 //!
 //! Nothing is written, and no machine is entered: what agents and controllers publish beside their metrics is all
-//! that is needed. So the right to read pods through the API server's proxy suffices, in one namespace.
+//! that is needed. So the right to read pods through the API server's proxy suffices, in one namespace. A bundle has more
+//! where its writer may read more.
 
 mod ask;
+mod bundle;
 mod findings;
 mod members;
 mod page;
@@ -20,9 +23,11 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use kube::Client;
+use tokio::runtime::Runtime;
 
+use self::members::Members;
 use self::report::Report;
-use crate::cli::{ClusterScope, ClusterStatus, Output};
+use crate::cli::{ClusterBundle, ClusterScope, ClusterStatus, Output};
 use crate::commands;
 use crate::kubernetes::client;
 
@@ -32,13 +37,10 @@ use crate::kubernetes::client;
 ///
 /// When the API server does not tell which pods there are.
 pub fn status(options: &ClusterStatus) -> Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start the event loop")?;
-    let report = runtime.block_on(async {
+    let report = runtime()?.block_on(async {
         let client = connect(&options.at).await?;
-        Report::of(&client, &options.at).await
+        let members = Members::find(&client, &options.at).await?;
+        anyhow::Ok(Report::of(&client, &members, &options.at).await)
     })?;
     let output = options.format.output();
     let is_wide = output == Output::Wide;
@@ -50,6 +52,25 @@ pub fn status(options: &ClusterStatus) -> Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Writes what a bug report needs into one file. The exit code is 1 if nothing could be had.
+///
+/// # Errors
+///
+/// When the API server is not known, or the file cannot be written.
+pub fn bundle(options: &ClusterBundle) -> Result<ExitCode> {
+    runtime()?.block_on(async {
+        let client = connect(&options.at).await?;
+        bundle::write(&client, options).await
+    })
+}
+
+fn runtime() -> Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the event loop")
 }
 
 async fn connect(scope: &ClusterScope) -> Result<Client> {

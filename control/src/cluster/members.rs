@@ -36,6 +36,16 @@ pub(super) struct Member {
     pub(super) place: Place,
     /// Why its pod does not run.
     pub(super) waits: Option<String>,
+    /// The containers of its pod.
+    pub(super) containers: Vec<Container>,
+}
+
+/// A container of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Container {
+    pub(super) name: String,
+    /// Whether there was one before it, whose log may still be there.
+    pub(super) has_restarted: bool,
 }
 
 /// Everybody who should answer.
@@ -76,9 +86,7 @@ impl Members {
             )),
         }
 
-        let leases = scope.lease_namespace.clone();
-        let leases = leases.unwrap_or_else(|| format!("{}-edges", scope.service));
-        let leases: Api<Lease> = Api::namespaced(client.clone(), &leases);
+        let leases: Api<Lease> = Api::namespaced(client.clone(), &scope.lease_namespace());
         let of_edges = ListParams::default().labels(&format!("{LABEL}={LABEL_VALUE}"));
         match leases.list(&of_edges).await {
             Ok(leases) => found.leases = leases.iter().filter_map(renewed).collect(),
@@ -112,6 +120,19 @@ fn member(pod: &DynamicObject) -> Member {
             port: port.and_then(|port| u16::try_from(port).ok()).unwrap_or(0),
         },
         waits: reasons.next().or(phase).map(str::to_owned),
+        containers: list(&spec["containers"])
+            .map(|one| container(one, status))
+            .collect(),
+    }
+}
+
+fn container(container: &Value, status: &Value) -> Container {
+    let name = &container["name"];
+    let known = list(&status["containerStatuses"]).find(|one| one["name"] == *name);
+    let restarts = known.and_then(|one| one["restartCount"].as_u64());
+    Container {
+        name: name.as_str().unwrap_or_default().to_owned(),
+        has_restarted: restarts.is_some_and(|restarts| restarts > 0),
     }
 }
 
@@ -138,6 +159,7 @@ fn outside(slices: &[EndpointSlice], own: &BTreeSet<IpAddr>, scope: &ClusterScop
         is_controller: false,
         place: Place::Outside(SocketAddr::new(address, scope.edge_port)),
         waits: None,
+        containers: Vec::new(),
     };
     addresses.into_iter().map(edge).collect()
 }

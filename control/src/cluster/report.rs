@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::Result;
 use futures_util::future::join_all;
 use kube::Client;
 use serde::Serialize;
@@ -38,14 +37,9 @@ pub(super) struct Answered<T> {
 
 impl Report {
     /// Asks everybody at once.
-    ///
-    /// # Errors
-    ///
-    /// When the API server does not tell whom to ask.
-    pub(super) async fn of(client: &Client, scope: &ClusterScope) -> Result<Self> {
-        let members = Members::find(client, scope).await?;
-        let all = members.members.into_iter();
-        let (controllers, agents): (Vec<Member>, Vec<Member>) =
+    pub(super) async fn of(client: &Client, members: &Members, scope: &ClusterScope) -> Self {
+        let all = members.members.iter();
+        let (controllers, agents): (Vec<&Member>, Vec<&Member>) =
             all.partition(|member| member.is_controller);
         let mut report = Self {
             agents: join_all(agents.into_iter().map(|one| agent(client, one))).await,
@@ -65,11 +59,11 @@ impl Report {
         report
             .findings
             .extend(unknown.map(|what| format!("it is not known {what}")));
-        Ok(report)
+        report
     }
 }
 
-async fn agent(client: &Client, member: Member) -> Answered<Status> {
+async fn agent(client: &Client, member: &Member) -> Answered<Status> {
     let is_outside = matches!(member.place, Place::Outside(_));
     let mut answered: Answered<Status> = ask(client, member).await;
     let status = answered.status.as_ref().filter(|_| is_outside);
@@ -79,14 +73,14 @@ async fn agent(client: &Client, member: Member) -> Answered<Status> {
     answered
 }
 
-async fn ask<T: DeserializeOwned>(client: &Client, member: Member) -> Answered<T> {
+async fn ask<T: DeserializeOwned>(client: &Client, member: &Member) -> Answered<T> {
     let (status, error) = match member.place.ask(client, "/status").await {
         Ok(status) => (Some(status), None),
         // Its pod tells more than the proxy.
-        Err(reason) => (None, Some(member.waits.unwrap_or(reason))),
+        Err(reason) => (None, Some(member.waits.clone().unwrap_or(reason))),
     };
     Answered {
-        name: member.name,
+        name: member.name.clone(),
         place: member.place.to_string(),
         status,
         error,

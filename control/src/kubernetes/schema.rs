@@ -115,6 +115,11 @@ pub(super) fn last_change(metadata: &ObjectMeta) -> Option<Timestamp> {
     annotations.get(LAST_CHANGE)?.parse().ok()
 }
 
+/// Returns whether an annotation means something to Guideway.
+pub(crate) fn is_used(annotation: &str) -> bool {
+    annotation.starts_with(OURS) || annotation == LAST_CHANGE
+}
+
 fn identity<'de, D: Deserializer<'de>>(decoder: D) -> Result<ObjectMeta, D::Error> {
     #[derive(Default, Deserialize)]
     #[serde(default, rename_all = "camelCase")]
@@ -186,7 +191,7 @@ impl<'de> Deserialize<'de> for Annotations {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Annotations, A::Error> {
                 let mut ours = BTreeMap::new();
                 while let Some(key) = map.next_key::<String>()? {
-                    if key.starts_with(OURS) || key == LAST_CHANGE {
+                    if is_used(&key) {
                         ours.insert(key, map.next_value()?);
                     } else {
                         map.next_value::<IgnoredAny>()?;

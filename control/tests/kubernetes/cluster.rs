@@ -9,22 +9,22 @@ use crate::objects::SYSTEM;
 use crate::world::{Agent, PATIENCE, World};
 
 /// The chart's rights for who looks.
-const RIGHTS: &str = "
+pub(crate) const RIGHTS: &str = "
 - {apiGroups: [''], resources: [pods], verbs: [list]}
 - {apiGroups: [''], resources: [pods/proxy], verbs: [get]}
 - {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list]}
 - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [list]}
 ";
-const METRICS: u16 = 9750;
-const OF_CONTROLLER: u16 = 9752;
+pub(crate) const METRICS: u16 = 9750;
+pub(crate) const OF_CONTROLLER: u16 = 9752;
 
 /// An operator on the router, who reaches the API server and edges outside the cluster.
-struct Operator<'net> {
-    machine: &'net Namespace,
+pub(crate) struct Operator<'net> {
+    pub(crate) machine: &'net Namespace,
 }
 
 impl<'net> Operator<'net> {
-    fn of(world: &World<'_>, net: &'net Topology) -> Self {
+    pub(crate) fn of(world: &World<'_>, net: &'net Topology) -> Self {
         let machine = net.router();
         world.control.connect(machine).unwrap();
         world
@@ -40,7 +40,7 @@ impl<'net> Operator<'net> {
     }
 
     /// Runs a command; returns its exit code and what it prints.
-    fn run(&self, arguments: &[&str]) -> (i32, String) {
+    pub(crate) fn run(&self, arguments: &[&str]) -> (i32, String) {
         let kubeconfig = Path::new(Namespace::FILES).join("kubeconfig");
         let mut command = self.machine.command(env!("CARGO_BIN_EXE_guideway"));
         let port = METRICS.to_string();
@@ -88,7 +88,7 @@ impl<'net> Operator<'net> {
 }
 
 /// Writes a pod as the chart and a kubelet would.
-fn show_pod(world: &World<'_>, component: &str, machine: &Machine, port: u16) {
+pub(crate) fn show_pod(world: &World<'_>, component: &str, machine: &Machine, port: u16) {
     let name = format!("guideway-{component}-{}", machine.label());
     let labels = json!({
         "app.kubernetes.io/part-of": "guideway", "app.kubernetes.io/component": component,
@@ -120,7 +120,7 @@ fn show_pod(world: &World<'_>, component: &str, machine: &Machine, port: u16) {
     world.control.kubectl(&patch).unwrap();
 }
 
-fn run_controller(machine: &Machine) -> Process {
+pub(crate) fn run_controller(machine: &Machine) -> Process {
     let mut command = machine.namespace().command(env!("CARGO_BIN_EXE_guideway"));
     command
         .env("KUBECONFIG", Path::new(Namespace::FILES).join("kubeconfig"))

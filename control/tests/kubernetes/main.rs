@@ -7,6 +7,7 @@
 
 mod agent;
 mod beside;
+mod bundle;
 mod cluster;
 mod conformance;
 mod controller;

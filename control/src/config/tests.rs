@@ -479,11 +479,11 @@ const CASES: &[Case] = cases! {
         "1:8: trusted_edges: missing; a node accepts IP-in-IP from listed edges only: list their outer source addresses";
 
     "hash seed is a word": "interfaces:" => "hash_seed: abc\ninterfaces:",
-        "1:12: hash_seed \"abc\": not a 64-bit number; use a number from 0 to 18446744073709551615 or 0x followed by up to 16 digits, the same on every edge";
+        "1:12: hash_seed: not a 64-bit number; use a number from 0 to 18446744073709551615 or 0x followed by up to 16 digits, the same on every edge";
     "hash seed of 65 bits": "interfaces:" => "hash_seed: 0x10000000000000000\ninterfaces:",
-        "1:12: hash_seed \"0x10000000000000000\": not a 64-bit number; use a number from 0 to 18446744073709551615 or 0x followed by up to 16 digits, the same on every edge";
+        "1:12: hash_seed: not a 64-bit number; use a number from 0 to 18446744073709551615 or 0x followed by up to 16 digits, the same on every edge";
     "hash seed negative": "interfaces:" => "hash_seed: -1\ninterfaces:",
-        "1:12: hash_seed \"-1\": not a 64-bit number; use a number from 0 to 18446744073709551615 or 0x followed by up to 16 digits, the same on every edge";
+        "1:12: hash_seed: not a 64-bit number; use a number from 0 to 18446744073709551615 or 0x followed by up to 16 digits, the same on every edge";
 
     "source of the other family": "interfaces:" => "sources: {ipv4: '2001:db8::2'}\ninterfaces:",
         "1:17: sources.ipv4 \"2001:db8::2\": an IPv6 address where IPv4 belongs; give an IPv4 address of this machine or leave the field out";

@@ -208,16 +208,14 @@ fn bundle_has_what_can_be_had_and_names_the_rest_and_no_secret() {
     let mut service = objects::service("web", 30_080);
     service["metadata"]["annotations"] = json!({"example.com/token": KEY});
     world.apply(&service);
-    // What an agent says of a seed that is none, it says to everybody.
     let mistyped = format!("hash_seed: \"{MISTYPED_SEED}\"\n");
     node.namespace()
         .write_file("guideway.yaml", mistyped)
         .unwrap();
     let agent = world.agents.last_mut().unwrap();
-    agent.wait_for_status("it quotes the seed", |status| {
-        status["config"]["error"]
-            .to_string()
-            .contains(MISTYPED_SEED)
+    agent.wait_for_status("it refuses the seed", |status| {
+        assert!(!status.to_string().contains(MISTYPED_SEED), "{status}");
+        status["config"]["error"].to_string().contains("hash_seed")
     });
     let _controller = run_controller(node);
     show_pod(&world, "controller", node, OF_CONTROLLER);

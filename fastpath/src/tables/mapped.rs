@@ -4,7 +4,10 @@ use std::{
     io,
     marker::PhantomData,
     os::fd::{AsFd, AsRawFd},
-    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
 };
 
 use aya::{Pod, maps::MapData};
@@ -19,7 +22,7 @@ use crate::load::Loaded;
 /// nothing leads.
 #[derive(Debug)]
 pub(super) struct Mapped<T> {
-    memory: MmapRaw,
+    memory: Arc<MmapRaw>,
     length: u32,
     entry: PhantomData<T>,
 }
@@ -50,10 +53,19 @@ impl<T: Pod> Mapped<T> {
             .len(length as usize * size_of::<T>())
             .map_raw(map.fd().as_fd().as_raw_fd())?;
         Ok(Self {
-            memory,
+            memory: Arc::new(memory),
             length,
             entry: PhantomData,
         })
+    }
+
+    /// Returns the same memory for a reader, which would count for the process twice if it were mapped again.
+    pub(super) fn shared(&self) -> Self {
+        Self {
+            memory: Arc::clone(&self.memory),
+            length: self.length,
+            entry: PhantomData,
+        }
     }
 
     pub(super) fn length(&self) -> u32 {

@@ -20,9 +20,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use self::comment::Names;
 use self::devices::Devices;
 use self::file::{Direction, PcapNg, Record};
+use super::width_of;
 use crate::api::client::ask;
 use crate::api::{Backend, Request, ServiceFilter};
 use crate::cli;
+use crate::render::Page;
 
 /// How soon a signal or the end of the time is noticed.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -175,6 +177,8 @@ fn stop_on_signal() -> io::Result<Arc<AtomicBool>> {
 
 /// Prints a message to standard error, because the packets may be on standard output.
 fn tell(text: &str) {
+    let mut page = Page::new(width_of(&io::stderr()));
+    page.line(&format!("guideway: {text}"));
     // A failed write is ignored: nobody reads the message then.
-    let _ = writeln!(io::stderr(), "guideway: {text}");
+    let _ = io::stderr().write_all(page.into_text().as_bytes());
 }

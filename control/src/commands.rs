@@ -178,8 +178,9 @@ pub fn which(options: &cli::Which) -> Result<()> {
     let (Some(service), Some(from)) = (&options.service, options.from) else {
         return which_address(&socket, options);
     };
+    let service = resolve(&socket, service, options.namespace.as_ref(), Some(from))?;
     let request = Request::Which(WhichRequest {
-        service: resolve(&socket, service, from)?,
+        service: service.to_string(),
         from: from.to_string(),
     });
     let which: Which = ask(&socket, &request)?;
@@ -216,10 +217,12 @@ fn which_address(socket: &Path, options: &cli::Which) -> Result<()> {
 /// When the agent does not answer, or the frame cannot be read.
 pub fn trace(options: &cli::Trace) -> Result<()> {
     let socket = options.agent.socket()?;
-    let service = options.service.as_deref().zip(options.from);
-    let service = service.map(|(service, from)| resolve(&socket, service, from));
+    let service = options
+        .service
+        .as_ref()
+        .map(|service| resolve(&socket, service, options.namespace.as_ref(), options.from));
     let request = Request::Trace(TraceRequest {
-        service: service.transpose()?,
+        service: service.transpose()?.map(|service| service.to_string()),
         from: options.from.map(|from| from.to_string()),
         frame: options.hex.clone(),
         interface: options.interface.clone(),
@@ -228,30 +231,39 @@ pub fn trace(options: &cli::Trace) -> Result<()> {
     print_answer(&trace, options.format, show::trace)
 }
 
-/// Returns the key of the only service with a name in the client's address family.
-fn resolve(socket: &Path, service: &str, from: SocketAddr) -> Result<String> {
-    if service.parse::<ServiceKey>().is_ok() {
-        return Ok(service.to_owned());
+/// Returns the key of the only service with a name, in the client's address family if there is a client.
+fn resolve(
+    socket: &Path,
+    service: &str,
+    namespace: Option<&String>,
+    from: Option<SocketAddr>,
+) -> Result<ServiceKey> {
+    if let (Ok(key), None) = (service.parse(), namespace) {
+        return Ok(key);
     }
     let filter = ServiceFilter {
         service: Some(service.to_owned()),
+        namespace: namespace.cloned(),
         ..ServiceFilter::default()
     };
     let rows: Vec<Service> = ask(socket, &Request::Services(filter))?;
-    let of_family = rows.iter().filter(|row| {
-        let key = row.service.parse::<ServiceKey>();
-        key.is_ok_and(|key| key.address.is_ipv4() == from.is_ipv4())
+    let keys = rows.iter().filter_map(|row| {
+        let key: ServiceKey = row.service.parse().ok()?;
+        Some((key, row.node_port))
     });
+    let of_family =
+        keys.filter(|(key, _)| from.is_none_or(|from| key.address.is_ipv4() == from.is_ipv4()));
     // The name of a Service stands for its own address. Its NodePorts count only if it has no address.
-    let (ports, own): (Vec<&Service>, Vec<&Service>) = of_family.partition(|row| row.node_port);
+    let (ports, own): (Vec<_>, Vec<_>) = of_family.partition(|(_, node_port)| *node_port);
     let found = if own.is_empty() { ports } else { own };
     match found.as_slice() {
-        [one] => Ok(one.service.clone()),
-        [] => bail!(
-            "no service {service} has an address of the client's family; `guideway services` lists all"
-        ),
+        [(one, _)] => Ok(*one),
+        [] => {
+            let lacks = from.map_or("is here", |_| "has an address of the client's family");
+            bail!("no service {service} {lacks}; `guideway services` lists all")
+        }
         several => {
-            let several: Vec<&str> = several.iter().map(|row| row.service.as_str()).collect();
+            let several: Vec<String> = several.iter().map(|(key, _)| key.to_string()).collect();
             bail!(
                 "{service} is served at several; name one of {}",
                 several.join(", ")

@@ -20,7 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use self::comment::Names;
 use self::devices::Devices;
 use self::file::{Direction, PcapNg, Record};
-use super::width_of;
+use super::{resolve, width_of};
 use crate::api::client::ask;
 use crate::api::{Backend, Request, ServiceFilter};
 use crate::cli;
@@ -33,14 +33,14 @@ const PAUSE: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 ///
-/// When the filter is invalid, nothing is attached, or the file cannot be written.
+/// When the filter is invalid or names no service, nothing is attached, or the file cannot be written.
 pub fn capture(options: &cli::Capture) -> Result<()> {
-    let (filter, outcomes) = filter::parse(&options.filter)?;
+    let socket = options.agent.socket()?;
+    let by_name = |name: &str| resolve(&socket, name, None, None);
+    let (filter, outcomes) = filter::parse(&options.filter, by_name)?;
     let is_over = stop_on_signal().context("cannot handle signals")?;
-    let names = match ask::<Vec<Backend>>(
-        &options.agent.socket()?,
-        &Request::Backends(ServiceFilter::default()),
-    ) {
+    let every = Request::Backends(ServiceFilter::default());
+    let names = match ask::<Vec<Backend>>(&socket, &every) {
         Ok(rows) => Names::new(&rows),
         Err(error) => {
             tell(&format!("services and backends go without names: {error}"));

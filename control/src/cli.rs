@@ -12,7 +12,7 @@ use clap_complete::Shell;
 use ipnet::IpNet;
 
 use self::packets::CAPTURE_FILTER;
-pub use self::packets::{Capture, Trace, Which};
+pub use self::packets::{Capture, Trace, Which, one_service};
 pub use self::show::{Agent, Drops, Flows, Format, Output, Rows, Show, Sort};
 use crate::config::{self, DEFAULT_PIN_DIR, DEFAULT_SERVICE};
 use crate::index::Options;

@@ -44,8 +44,8 @@ pub fn status(options: &ClusterStatus) -> Result<ExitCode> {
     })?;
     let output = options.format.output();
     let is_wide = output == Output::Wide;
-    commands::print(&commands::written(&report, output, |report| {
-        page::page(report, is_wide)
+    commands::print(&commands::written(&report, output, |report, to| {
+        page::page(report, is_wide, to);
     })?)?;
     Ok(if report.findings.is_empty() {
         ExitCode::SUCCESS

@@ -18,6 +18,7 @@ mod findings;
 mod members;
 mod page;
 mod report;
+mod which;
 
 use std::process::ExitCode;
 
@@ -27,7 +28,8 @@ use tokio::runtime::Runtime;
 
 use self::members::Members;
 use self::report::Report;
-use crate::cli::{ClusterBundle, ClusterScope, ClusterStatus, Output};
+use self::which::Announced;
+use crate::cli::{ClusterBundle, ClusterScope, ClusterStatus, ClusterWhich, Output};
 use crate::commands;
 use crate::kubernetes::client;
 
@@ -37,11 +39,7 @@ use crate::kubernetes::client;
 ///
 /// When the API server does not tell which pods there are.
 pub fn status(options: &ClusterStatus) -> Result<ExitCode> {
-    let report = runtime()?.block_on(async {
-        let client = connect(&options.at).await?;
-        let members = Members::find(&client, &options.at).await?;
-        anyhow::Ok(Report::of(&client, &members, &options.at).await)
-    })?;
+    let report = runtime()?.block_on(report(&options.at))?;
     let output = options.format.output();
     let is_wide = output == Output::Wide;
     commands::print(&commands::written(&report, output, |report| {
@@ -52,6 +50,29 @@ pub fn status(options: &ClusterStatus) -> Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Prints which edge announces an address. The exit code is 1 unless one does.
+///
+/// # Errors
+///
+/// When the API server does not tell which pods there are.
+pub fn which(options: &ClusterWhich) -> Result<ExitCode> {
+    let report = runtime()?.block_on(report(&options.at))?;
+    let announced = Announced::of(&report, options.address);
+    let output = options.format.output();
+    commands::print(&commands::written(&announced, output, Announced::page)?)?;
+    Ok(if announced.announced_by.len() == 1 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+async fn report(scope: &ClusterScope) -> Result<Report> {
+    let client = connect(scope).await?;
+    let members = Members::find(&client, scope).await?;
+    Ok(Report::of(&client, &members, scope).await)
 }
 
 /// Writes what a bug report needs into one file. The exit code is 1 if nothing could be had.

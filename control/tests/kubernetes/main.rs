@@ -6,6 +6,7 @@
 )]
 
 mod agent;
+mod announced;
 mod beside;
 mod bundle;
 mod cluster;

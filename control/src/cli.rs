@@ -29,8 +29,8 @@ pub struct Cli {
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0  done; for `check`: nothing fails; for `cluster status`: no findings; for `cluster which`: one edge announces the address
-  1  it failed: no agent answers, the dataplane cannot be set up, `check` found a FAIL, `cluster status` has findings, `cluster which` found no edge or several, `cluster bundle` got nothing
+  0  done; for `check` and `cluster test`: nothing fails; for `cluster status`: no findings; for `cluster which`: one edge announces the address
+  1  it failed: no agent answers, the dataplane cannot be set up, `check` or `cluster test` found a FAIL, `cluster status` has findings, `cluster which` found no edge or several, `cluster bundle` got nothing
   2  the command line or the configuration is wrong
 
 Environment:
@@ -136,6 +136,14 @@ pub enum Cluster {
     /// Agents and controllers are asked for their page `/status`: pods by way of the API server's proxy, edges outside
     /// the cluster straight from here. The exit code is 1 if there is anything to tell below FINDINGS.
     Status(ClusterStatus),
+    /// Try whether Services work, edge by edge
+    ///
+    /// Each edge is asked whether it serves each port of each Service, or of the one named, and connections are opened from
+    /// here to the TCP ports. Run it where clients are. Each FAIL has its remedy, and the exit code is 1 if there is one.
+    ///
+    /// If the cluster has a Ready Node and no SERVICE is named, a Deployment and a Service named guideway-test-NUMBER are
+    /// made, tried and removed; no other Service is tried. They are removed after SIGINT and SIGTERM too.
+    Test(ClusterTest),
     /// Say which edge announces an address
     ///
     /// Every agent is asked, as by `cluster status`. The exit code is 1 unless exactly one announces it. While an address
@@ -153,6 +161,39 @@ pub enum Cluster {
 /// Options of `cluster status`.
 #[derive(Debug, Args)]
 pub struct ClusterStatus {
+    /// Where the agents and controllers are.
+    #[command(flatten)]
+    pub at: ClusterScope,
+    /// How to print it.
+    #[command(flatten)]
+    pub format: Format,
+}
+
+/// Options of `cluster test`.
+#[derive(Debug, Args)]
+pub struct ClusterTest {
+    /// Only this Service, by its name or address as for `services`
+    #[arg(value_name = "SERVICE")]
+    pub tried: Option<String>,
+    /// Make nothing: try all Services that there are
+    #[arg(long)]
+    pub existing: bool,
+    /// Open no connections from here
+    #[arg(long)]
+    pub no_requests: bool,
+    /// Namespace of the Deployment and the Service that are made
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    pub test_namespace: String,
+    /// Image of a web server that listens at port 80
+    #[arg(long, value_name = "IMAGE", default_value = "nginx")]
+    pub image: String,
+    /// The spec.loadBalancerClass of the Service that is made
+    #[arg(long, value_name = "CLASS", default_value = Options::DEFAULT_CLASS)]
+    pub load_balancer_class: String,
+    /// How long the Service that is made may take to work
+    #[arg(long, value_name = "SECONDS", default_value_t = 120,
+          value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub timeout: u32,
     /// Where the agents and controllers are.
     #[command(flatten)]
     pub at: ClusterScope,

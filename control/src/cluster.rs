@@ -8,9 +8,9 @@
 //!     +-- logs, objects -----------------------------+-------> bundle <--------+
 //! ```
 //!
-//! Nothing is written, and no machine is entered: what agents and controllers publish beside their metrics is all
-//! that is needed. So the right to read pods through the API server's proxy suffices, in one namespace. A bundle has more
-//! where its writer may read more.
+//! No machine is entered: what agents and controllers publish beside their metrics is all that is needed. So the right to
+//! read pods through the API server's proxy suffices, in one namespace. A bundle has more where its writer may read more.
+//! Nothing is written, but for the throw-away objects of a test.
 
 mod ask;
 mod bundle;
@@ -18,6 +18,7 @@ mod findings;
 mod members;
 mod page;
 mod report;
+mod test;
 mod which;
 
 use std::process::ExitCode;
@@ -29,7 +30,8 @@ use tokio::runtime::Runtime;
 use self::members::Members;
 use self::report::Report;
 use self::which::Announced;
-use crate::cli::{ClusterBundle, ClusterScope, ClusterStatus, ClusterWhich, Output};
+use crate::check::finding::{self, Severity};
+use crate::cli::{ClusterBundle, ClusterScope, ClusterStatus, ClusterTest, ClusterWhich, Output};
 use crate::commands;
 use crate::kubernetes::client;
 
@@ -67,6 +69,26 @@ pub fn which(options: &ClusterWhich) -> Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Tries whether Services work. The exit code is 1 if any finding is a FAIL.
+///
+/// # Errors
+///
+/// When the API server does not tell which pods there are, or a signal ends the test.
+pub fn test(options: &ClusterTest) -> Result<ExitCode> {
+    let findings = runtime()?.block_on(async {
+        let client = connect(&options.at).await?;
+        test::run(&client, options).await
+    })?;
+    let output = options.format.output();
+    commands::print(&commands::written(&findings, output, |findings| {
+        finding::page(findings)
+    })?)?;
+    let fails = findings
+        .iter()
+        .any(|finding| finding.severity == Severity::Fail);
+    Ok(ExitCode::from(u8::from(fails)))
 }
 
 async fn report(scope: &ClusterScope) -> Result<Report> {

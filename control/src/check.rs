@@ -4,7 +4,7 @@
 //! serving. A WARN costs speed or deserves a look.
 
 pub(crate) mod cluster;
-mod finding;
+pub(crate) mod finding;
 mod interface;
 mod kernel;
 mod listeners;

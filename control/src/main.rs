@@ -78,6 +78,8 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Version(options) => commands::version(&options)?,
         Command::Log(options) => commands::log(&options)?,
         Command::Cluster(Cluster::Status(options)) => return cluster::status(&options),
+        Command::Cluster(Cluster::Test(options)) => return cluster::test(&options),
+        Command::Cluster(Cluster::Which(options)) => return cluster::which(&options),
         Command::Cluster(Cluster::Bundle(options)) => return cluster::bundle(&options),
         Command::Completions { shell } => {
             let mut text = Vec::new();

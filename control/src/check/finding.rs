@@ -2,12 +2,12 @@
 
 use serde::Serialize;
 
-use crate::render::Page;
+use crate::render::{Page, printable};
 
 /// The judgement about a fact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
-pub(super) enum Severity {
+pub(crate) enum Severity {
     /// The fact is as it should be.
     Ok,
     /// It works, but slower or with a risk.
@@ -18,36 +18,36 @@ pub(super) enum Severity {
 
 /// A fact with its judgement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Finding {
-    pub(super) severity: Severity,
-    /// Subject of the finding: `kernel`, `process`, `config`, `kubernetes` or an interface.
-    pub(super) subject: String,
+pub(crate) struct Finding {
+    pub(crate) severity: Severity,
+    /// Subject of the finding: `kernel`, `process`, `config`, `kubernetes`, an interface or an edge.
+    pub(crate) subject: String,
     /// The property that was checked.
-    pub(super) check: &'static str,
-    pub(super) detail: String,
+    pub(crate) check: &'static str,
+    pub(crate) detail: String,
     /// What to do; empty if nothing.
-    pub(super) remedy: String,
+    pub(crate) remedy: String,
 }
 
 /// Collects the findings about one subject.
-pub(super) struct SubjectReport {
+pub(crate) struct SubjectReport {
     subject: String,
-    pub(super) findings: Vec<Finding>,
+    pub(crate) findings: Vec<Finding>,
 }
 
 impl SubjectReport {
-    pub(super) fn of(subject: &str) -> Self {
+    pub(crate) fn of(subject: &str) -> Self {
         Self {
             subject: subject.to_owned(),
             findings: Vec::new(),
         }
     }
 
-    pub(super) fn ok(&mut self, check: &'static str, detail: impl Into<String>) {
+    pub(crate) fn ok(&mut self, check: &'static str, detail: impl Into<String>) {
         self.find(Severity::Ok, check, detail.into(), String::new());
     }
 
-    pub(super) fn warn(
+    pub(crate) fn warn(
         &mut self,
         check: &'static str,
         detail: impl Into<String>,
@@ -56,7 +56,7 @@ impl SubjectReport {
         self.find(Severity::Warn, check, detail.into(), remedy.into());
     }
 
-    pub(super) fn fail(
+    pub(crate) fn fail(
         &mut self,
         check: &'static str,
         detail: impl Into<String>,
@@ -77,7 +77,7 @@ impl SubjectReport {
 }
 
 /// Formats the findings in columns, with the number of each severity at the end.
-pub(super) fn page(findings: &[Finding], page: &mut Page) {
+pub(crate) fn page(findings: &[Finding], page: &mut Page) {
     let widest = |length: fn(&Finding) -> usize| findings.iter().map(length).max().unwrap_or(0);
     let subject = widest(|finding| finding.subject.len());
     let check = widest(|finding| finding.check.len());
@@ -89,7 +89,8 @@ pub(super) fn page(findings: &[Finding], page: &mut Page) {
         };
         let lead = format!(
             "{severity:<4}  {:<subject$}  {:<check$}  ",
-            finding.subject, finding.check
+            printable(&finding.subject),
+            finding.check
         );
         page.hanging(&lead, lead.len(), &finding.detail);
         if !finding.remedy.is_empty() {

@@ -14,6 +14,7 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 use crate::cluster::{METRICS, OF_CONTROLLER, Operator, RIGHTS, run_controller, show_pod};
+use crate::controller::cluster::install_crd;
 use crate::objects::{self, SYSTEM};
 use crate::world::World;
 
@@ -234,13 +235,7 @@ fn bundle_has_what_can_be_had_and_names_the_rest_and_no_secret() {
     few.assert_missing(&["objects/services.json", "forbidden"]);
     few.assert_missing(&["objects/nodes.json", "forbidden"]);
 
-    let crds = std::process::Command::new(env!("CARGO_BIN_EXE_guideway"))
-        .args(["controller", "--print-crds"])
-        .output();
-    let crds = String::from_utf8(crds.unwrap().stdout).unwrap();
-    world.control.apply(&crds).unwrap();
-    let kind = "loadbalancerpools.guideway.dev";
-    world.control.wait_for_kind(kind).unwrap();
+    install_crd(&world.control);
     world.apply(&json!({
         "apiVersion": "guideway.dev/v1alpha1", "kind": "LoadBalancerPool",
         "metadata": {"name": "all"}, "spec": {"addresses": ["192.0.2.0/28"]},

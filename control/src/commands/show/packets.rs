@@ -162,7 +162,7 @@ pub fn at_address(at: &AtAddress, page: &mut Page) {
     };
     add(page, "services", services);
     let announced = match at.announced_on.as_slice() {
-        [] => "not by this machine; in a cluster the Events of the Service name the one that does"
+        [] => "not by this machine; in a cluster, `guideway cluster which` asks all of them"
             .to_owned(),
         interfaces => format!("by this machine, on {}", interfaces.join(", ")),
     };

@@ -58,7 +58,7 @@ pub struct Config {
     pub desired: Desired,
     /// The entries under `interfaces`. What they stand for is in `desired`.
     pub(crate) interfaces: Vec<InterfaceEntry>,
-    /// Sizes of the kernel tables. Pinned tables keep their size.
+    /// Sizes of the kernel tables.
     pub tables: TableSizes,
     /// Path of the agent's unix socket.
     pub socket: PathBuf,

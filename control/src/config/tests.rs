@@ -420,7 +420,7 @@ macro_rules! cases {
 /// Each replacement changes the first occurrence.
 const CASES: &[Case] = cases! {
     "unknown field at the top": "vips:" => "vpis:",
-        "3:1: vpis: unknown field; the fields here are interfaces, roles, nodes, hash_seed, sources, nat, default_mode, vips, node_port_addresses, node_port_range, clamp_mss, services, health, node_health, trusted_edges, kubernetes, announce, tables, api, metrics, pin_dir";
+        "3:1: vpis: unknown field; the fields here are interfaces, roles, nodes, hash_seed, sources, nat, default_mode, vips, node_port_addresses, node_port_range, clamp_mss, services, health, node_health, trusted_edges, kubernetes, announce, tables, api, metrics, pin_dir, node_config";
     "unknown field of an interface": "  - name: eth0" => "  - name: eth0\n    speed: 10",
         "3:5: speed: unknown field; the fields here are name, pattern, default_route, mode";
     "unknown field of a service": "    port: 80" => "    prot: 80",

@@ -121,6 +121,7 @@ impl Rules {
             default_mode,
             health,
             kubernetes,
+            node_config: Vec::new(),
             origins: std::mem::take(&mut self.origins),
         }
     }

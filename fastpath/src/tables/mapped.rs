@@ -34,7 +34,12 @@ impl<T: Pod> Mapped<T> {
     ///
     /// Fails if it cannot be opened or mapped.
     pub(super) fn open(loaded: &Loaded, name: &'static str) -> Result<Self, TableError> {
-        Self::new(&loaded.map(name)?).map_err(|source| TableError::Mapping { map: name, source })
+        Self::over(&loaded.map(name)?, name)
+    }
+
+    /// Maps an open array into memory.
+    pub(super) fn over(map: &MapData, name: &'static str) -> Result<Self, TableError> {
+        Self::new(map).map_err(|source| TableError::Mapping { map: name, source })
     }
 
     fn new(map: &MapData) -> io::Result<Self> {

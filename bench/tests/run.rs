@@ -274,11 +274,11 @@ fn each_system_answers_with_the_real_kube_proxy_among_them() {
 
 #[test]
 fn loads_of_both_families_and_protocols_pass_and_live_frames_are_counted() {
-    const LOADS: &str = "\
-  - { rate: 400, flows: 6, family: ipv6, schedule: burst, burst: 8, flow_order: zipf, frame_bytes: imix }
-  - { generator: live, family: ipv6, protocol: tcp, rate: 4000, frame_bytes: 84:1 512:1 1518:1 }
-  - { generator: live, schedule: max, flows: 1000, flow_order: zipf, new_flow_share: 0.1 }
-  - { generator: live, rate: 20000, search: pdr }
+    const LOADS: &str = "
+- { rate: 400, flows: 6, family: ipv6, schedule: burst, burst: 8, flow_order: zipf, frame_bytes: imix }
+- { generator: live, family: ipv6, protocol: tcp, rate: 4000, frame_bytes: 84:1 512:1 1518:1 }
+- { generator: live, schedule: max, flows: 1000, flow_order: zipf, new_flow_share: 0.1 }
+- { generator: live, rate: 20000, search: pdr }
 ";
     let scratch = Scratch::new("loads");
     let (scenario, out, page) = (
@@ -287,7 +287,7 @@ fn loads_of_both_families_and_protocols_pass_and_live_frames_are_counted() {
         scratch.path("report.html"),
     );
     let own = "loads: [{ rate: 400, flows: 6, schedule: poisson }]\n";
-    let loads = SCENARIO.replace(own, &format!("loads:\n{LOADS}services: 3\n"));
+    let loads = SCENARIO.replace(own, &format!("loads:{LOADS}services: 3\n"));
     fs::write(&scenario, loads.replace("seconds: 0.5", "seconds: 0.1")).unwrap();
     let run = bench(&["run", &scenario, "--out", &out]);
     assert!(run.status.success(), "{}", text(&run));
@@ -359,7 +359,7 @@ fn a_plan_sends_nothing_and_its_capture_is_read_by_others() {
     let fields = String::from_utf8_lossy(&read.stdout);
     let statuses: Vec<&str> = fields.lines().map(str::trim).collect();
     assert_eq!(statuses.len(), 1_000);
-    assert!(statuses.iter().all(|status| status == "1"), "{statuses:?}");
+    assert!(statuses.iter().all(|status| *status == "1"), "{statuses:?}");
 }
 
 #[test]

@@ -114,6 +114,9 @@ impl<'a> Live<'a> {
         let mut object = EbpfLoader::new()
             .map_max_entries(map::NUMBERED, u32::try_from(frames.len())?)
             .map_max_entries(map::FLOWS, listed)
+            // Of other programs in the object: large ones take long to make.
+            .map_max_entries(map::SERVICES_V4, 1)
+            .map_max_entries(map::SERVICES_V6, 1)
             .load(fastpath::object::bench_bytes())
             .context("loading the generator")?;
         fill(&mut object, map::NUMBERED, &frames)?;

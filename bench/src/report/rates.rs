@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     result::{Run, Series},
-    scenario::{LEAST_ROUNDS, System},
+    scenario::{LEAST_ROUNDS, SearchKind, System},
     stats::{self, Estimate, median},
 };
 
@@ -19,6 +19,14 @@ const CEILING: f64 = 1.3;
 
 /// Says how many frames a system takes.
 pub(super) fn sentence(run: &Run, series: &Series) -> String {
+    if let (Some(rate), SearchKind::None) = (series.load.rate, series.load.search) {
+        let [offered, _, received] = series.totals();
+        let share = 100.0 * received as f64 / offered.max(1) as f64;
+        return format!(
+            "{} passes {share:.3} % of {rate} frames a second.",
+            series.name
+        );
+    }
     let mut text = format!(
         "{} takes {} million frames a second",
         series.name,

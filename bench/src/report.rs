@@ -6,6 +6,7 @@
 mod chart;
 mod curves;
 mod embed;
+mod rates;
 mod sections;
 mod verdict;
 
@@ -59,9 +60,12 @@ pub fn text(files: &Files) -> String {
     for reason in reasons {
         text += &format!("  {reason}\n");
     }
-    let tables =
-        [Stream::RoundTrip, Stream::Forward].map(|stream| sections::table_as_text(files, stream));
-    text + "\n" + &tables.join("\n")
+    if files.run.kept_up().next().is_some() {
+        for stream in [Stream::RoundTrip, Stream::Forward] {
+            text += &format!("\n{}", sections::table_as_text(files, stream));
+        }
+    }
+    text + &rates::as_text(&files.run)
 }
 
 /// Returns a duration for readers: microseconds, or milliseconds from ten on.

@@ -8,8 +8,7 @@ use crate::result::{Files, Interval, Series, Stream, merge};
 pub(super) fn percentile_curves(files: &Files) -> Markup {
     let curves: Vec<Curve> = files
         .run
-        .series
-        .iter()
+        .kept_up()
         .map(|series| curve(files, series))
         .collect();
     let points = || curves.iter().flat_map(|curve| curve.runs.iter().flatten());
@@ -67,8 +66,7 @@ fn curve(files: &Files, series: &Series) -> Curve {
 pub(super) fn over_time(files: &Files) -> Markup {
     let curves: Vec<Curve> = files
         .run
-        .series
-        .iter()
+        .kept_up()
         .flat_map(|series| {
             [("p50", 0.5), ("max", 1.0)].map(|(name, share)| Curve {
                 label: format!("{}, {name} of each interval", series.name),
@@ -98,6 +96,10 @@ pub(super) fn over_time(files: &Files) -> Markup {
 
 fn by_round(files: &Files, series: &Series, share: f64) -> Vec<Vec<(f64, f64)>> {
     let intervals = &files.series[&series.name][&Stream::RoundTrip];
+    let is_overloaded = |round| {
+        let mut trials = series.trials.iter();
+        trials.any(|trial| trial.round == round && trial.is_overloaded())
+    };
     let rounds = intervals.chunk_by(|one, next| one.round == next.round);
     let run = |intervals: &[Interval]| {
         let filled = intervals
@@ -114,5 +116,6 @@ fn by_round(files: &Files, series: &Series, share: f64) -> Vec<Vec<(f64, f64)>> 
         });
         points.collect()
     };
-    rounds.map(run).collect()
+    let kept_up = rounds.filter(|intervals| !is_overloaded(intervals[0].round));
+    kept_up.map(run).collect()
 }

@@ -1,5 +1,6 @@
 //! Starts the agent: validates the configuration, loads the programs, and adopts what an earlier agent left.
 
+use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -115,7 +116,7 @@ impl Agent {
         let pins_lock = lock_pins(&config.pin_dir)?;
         pins.follow_renames()?;
         refuse_smaller_than_used(&pins, &config.tables)?;
-        let loaded = loader(pins.clone(), config.tables).load()?;
+        let loaded = loader(pins.clone(), &config.tables).load()?;
         for Resized { map, pinned, asked } in loaded.resized() {
             tracing::info!(map, pinned, asked, "a table gets another size");
         }
@@ -192,44 +193,19 @@ const fn buckets_for(services: u32) -> u32 {
 
 /// Refuses to make a table smaller than what is in it. Of tables of flows, the newest go on.
 fn refuse_smaller_than_used(pins: &Pins, sizes: &TableSizes) -> Result<(), StartError> {
-    // With the number of the map's entries, where that is another.
-    let tables = [
-        ("services", map::SERVICE, sizes.services, sizes.services + 1),
-        (
-            "backends",
-            map::BACKENDS,
-            sizes.backends,
-            sizes.backends + 1,
-        ),
-        (
-            "next_hops",
-            map::NEXTHOPS,
-            sizes.next_hops,
-            sizes.next_hops + 1,
-        ),
-        (
-            "lut_arena_mib",
-            map::LUT,
-            sizes.lut_slots,
-            sizes.lut_slots / 2,
-        ),
-        ("vips", map::VIPS, sizes.vips, sizes.vips),
-        (
-            "trusted_edges",
-            map::TRUSTED_EDGES,
-            sizes.trusted_edges,
-            sizes.trusted_edges,
-        ),
-        ("pods", map::PODS, sizes.pods, sizes.pods),
-        (
-            "source_ranges",
-            map::SOURCE_RANGES,
-            sizes.source_ranges,
-            sizes.source_ranges,
-        ),
+    let asked = [
+        ("services", map::SERVICE, sizes.services),
+        ("backends", map::BACKENDS, sizes.backends),
+        ("next_hops", map::NEXTHOPS, sizes.next_hops),
+        ("lut_arena_mib", map::LUT, sizes.lut_slots),
+        ("vips", map::VIPS, sizes.vips),
+        ("trusted_edges", map::TRUSTED_EDGES, sizes.trusted_edges),
+        ("pods", map::PODS, sizes.pods),
+        ("source_ranges", map::SOURCE_RANGES, sizes.source_ranges),
     ];
-    for (table, map, asked, entries) in tables {
-        let used = tables::in_use_beyond(pins, map, entries)?;
+    let entries = BTreeMap::from(entries(sizes));
+    for (table, map, asked) in asked {
+        let used = tables::in_use_beyond(pins, map, entries[map])?;
         if used > asked as usize {
             return Err(StartError::TooSmall { table, asked, used });
         }
@@ -237,11 +213,19 @@ fn refuse_smaller_than_used(pins: &Pins, sizes: &TableSizes) -> Result<(), Start
     Ok(())
 }
 
-fn loader(pins: Pins, sizes: TableSizes) -> Loader {
+fn loader(pins: Pins, sizes: &TableSizes) -> Loader {
+    let entries = entries(sizes).into_iter();
+    entries.fold(Loader::pinned(pins), |loader, (map, entries)| {
+        loader.max_entries(map, entries)
+    })
+}
+
+/// Returns the number of entries of each map whose size can be configured.
+fn entries(sizes: &TableSizes) -> [(&'static str, u32); 19] {
     // One entry more in these tables: id 0 means "none".
     let (services, backends, next_hops) =
         (sizes.services + 1, sizes.backends + 1, sizes.next_hops + 1);
-    let sizes = [
+    [
         (map::FLOWS, sizes.flows),
         (map::FLOWS_DATAGRAM, sizes.flows),
         (map::FLOWS_EMBRYONIC, sizes.flows),
@@ -261,11 +245,7 @@ fn loader(pins: Pins, sizes: TableSizes) -> Loader {
         (map::NAT_FORWARD, sizes.nat_flows),
         (map::NAT_REVERSE, sizes.nat_flows),
         (map::NAT_COUNTS, services),
-    ];
-    let sizes = sizes.into_iter();
-    sizes.fold(Loader::pinned(pins), |loader, (map, entries)| {
-        loader.max_entries(map, entries)
-    })
+    ]
 }
 
 /// Locks the pin directory while the file is open, so that other agents keep off the pins.

@@ -1,8 +1,9 @@
 //! Publishes Events about Services that this machine alone cannot serve, as kube-proxy does.
 //!
 //! All agents see alike what is wrong with a Service itself. The controller reports that once, in status and
-//! Events; an agent shows it in `guideway status`. Problems of endpoints are published by `object_events`. Two problems belong to one machine: a health check port that
-//! cannot be opened, and a virtual address that an interface has although no Node lists it.
+//! Events; an agent shows it in `guideway status`. Problems of endpoints are published by `object_events`. Two
+//! problems belong to one machine: a health check port that cannot be opened, and a virtual address that an interface
+//! has although no Node lists it.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -127,11 +128,21 @@ async fn publish_about(
     let Some(service) = services.get_opt(name).await? else {
         return Ok(());
     };
+    publish_as_agent(client, node_name, event, &service.object_ref(&())).await
+}
+
+/// Publishes an Event of the agent on this Node.
+pub(super) async fn publish_as_agent(
+    client: &Client,
+    node_name: &str,
+    event: &Event,
+    reference: &ObjectReference,
+) -> kube::Result<()> {
     let reporter = Reporter {
         controller: REPORTER.to_owned(),
         instance: Some(node_name.to_owned()),
     };
-    publish_event(client, reporter, event, &service.object_ref(&())).await
+    publish_event(client, reporter, event, reference).await
 }
 
 pub(crate) async fn publish_event(

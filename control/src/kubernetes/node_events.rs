@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::ListParams;
-use kube::runtime::events::{Event, EventType, Reporter};
-use kube::{Api, Client};
+use kube::runtime::events::{Event, EventType};
+use kube::{Api, Client, Resource};
 use tokio::time::sleep;
 
-use super::events::{LONGEST, REPORTER, publish_event};
+use super::events::{LONGEST, publish_as_agent};
 use super::request_errors::{Purpose, RequestErrors};
 use super::schema::NodeMetadata;
 use crate::chain::chain;
@@ -52,13 +51,6 @@ async fn tell(client: &Client, node_name: &str, state: &MachineState) -> kube::R
         // An edge outside the cluster.
         return Ok(());
     };
-    let reference = ObjectReference {
-        api_version: Some("v1".to_owned()),
-        kind: Some("Node".to_owned()),
-        name: Some(node_name.to_owned()),
-        uid: node.metadata.uid,
-        ..ObjectReference::default()
-    };
     let event = Event {
         type_: if state.is_warning {
             EventType::Warning
@@ -70,9 +62,5 @@ async fn tell(client: &Client, node_name: &str, state: &MachineState) -> kube::R
         action: "Attach".to_owned(),
         secondary: None,
     };
-    let reporter = Reporter {
-        controller: REPORTER.to_owned(),
-        instance: Some(node_name.to_owned()),
-    };
-    publish_event(client, reporter, &event, &reference).await
+    publish_as_agent(client, node_name, &event, &node.object_ref(&())).await
 }

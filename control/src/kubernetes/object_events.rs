@@ -90,14 +90,7 @@ where
     let objects: Api<K> = Api::namespaced(client.clone(), &name.namespace);
     let named = ListParams::default().fields(&format!("metadata.name={}", name.name));
     let found = objects.list_metadata(&named).await?.items.pop();
-    Ok(found.map(|object| ObjectReference {
-        api_version: Some(K::api_version(&()).into_owned()),
-        kind: Some(K::kind(&()).into_owned()),
-        namespace: Some(name.namespace.to_string()),
-        name: Some(name.name.to_string()),
-        uid: object.metadata.uid,
-        ..ObjectReference::default()
-    }))
+    Ok(found.map(|object| object.object_ref(&())))
 }
 
 fn event(node_name: &str, about: ObjectReference, problem: &Problem) -> Event {

@@ -55,6 +55,17 @@ impl Maps {
         })
     }
 
+    /// Returns the same counters for a reader.
+    pub(super) fn shared(&self, loaded: &Loaded) -> Result<Self, TableError> {
+        Ok(Self {
+            reasons: self.reasons.shared(),
+            failures: PerCpu::open(loaded, map::FAILURES)?,
+            untrusted: PerCpu::open(loaded, map::UNTRUSTED)?,
+            services: TrafficById(self.services.0.shared()),
+            backends: TrafficById(self.backends.0.shared()),
+        })
+    }
+
     pub(super) fn reasons(&self) -> Vec<ReasonCount> {
         let count = |(index, (kind, label))| ReasonCount {
             kind,
@@ -127,6 +138,14 @@ impl<V: aya::Pod + Default + PartialEq> OfEachCpu<V> {
             entries: entries.map_err(|source| TableError::Mapping { map: name, source })?,
             memory,
         })
+    }
+
+    /// Returns the same memory for a reader.
+    fn shared(&self) -> Self {
+        Self {
+            memory: self.memory.shared(),
+            entries: self.entries,
+        }
     }
 
     /// Lists the places of an index in the regions of all CPUs.

@@ -37,14 +37,14 @@ impl fmt::Debug for TableReader {
 }
 
 impl Tables {
-    /// Opens the maps again, for another reader.
+    /// Returns counters and slots for another reader; maps that are not in memory are opened again.
     ///
     /// # Errors
     ///
     /// Fails if a map cannot be opened or mapped into memory.
     pub fn reader(&self, loaded: &Loaded) -> Result<TableReader, TableError> {
         Ok(TableReader {
-            counters: counters::Maps::open(loaded)?,
+            counters: self.counters.shared(loaded)?,
             lut: self.lut.shared(),
             newest: self.newest.clone(),
             flows: FlowTables::open(loaded)?,

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use lab::{Machine, Topology, output, wait_for};
+use lab::{Machine, output, wait_for};
 use serde_json::json;
 
 use crate::cluster::{Operator, run_controller};
 use crate::controller::cluster::{condition_of, install_crd, pool};
 use crate::objects;
 use crate::support::guideway;
-use crate::world::World;
+use crate::world::{self, World};
 
 /// A handover, the writes of both edges, and the controller's pause.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -42,12 +42,7 @@ fn announcers(
 
 #[test]
 fn condition_and_commands_name_the_edge_that_announces_and_follow_the_address_to_another() {
-    let net = Topology::builder()
-        .edges(2)
-        .nodes(1)
-        .pods(1)
-        .build()
-        .unwrap();
+    let net = world::two_edges();
     let world = World::announced_by_edges(&net, net.edges().iter().chain(net.nodes()));
     let operator = Operator::of(&world, &net);
     install_crd(&world.control);

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::cluster::{Operator, RIGHTS, run_controller};
 use crate::controller::cluster::{install_crd, pool};
 use crate::objects;
-use crate::world::{PATIENCE, World, vips, ways};
+use crate::world::{self, PATIENCE, World, vips, ways};
 
 /// What a test takes beside what `cluster status` does, where it makes a Service.
 const MORE_RIGHTS: &str = "
@@ -41,12 +41,7 @@ fn subjects(findings: &[Value], severity: &str) -> Vec<String> {
 
 #[test]
 fn edges_pass_or_fail_and_a_service_that_is_made_is_removed_even_after_a_signal() {
-    let net = Topology::builder()
-        .edges(2)
-        .nodes(1)
-        .pods(1)
-        .build()
-        .unwrap();
+    let net = world::two_edges();
     let mut world = World::start(&net);
     let operator = Operator::at(&world, net.clients()[0].namespace());
     one_is_made_tried_and_removed(&net, &world, &operator);

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use lab::{Guideway, Machine, Process, Signal, wait_for};
+use lab::{Guideway, Machine, Process, Signal, output, wait_for};
 use serde_json::Value;
 
 use super::TIMEOUT;
@@ -76,6 +76,19 @@ impl<'net> Agent<'net> {
     pub(crate) fn start_again(&mut self) {
         self.process = guideway().run(self.machine.namespace()).unwrap();
         self.wait_until_ready();
+    }
+
+    /// Starts an agent that has ended again, where it takes over flows of former tables and leaves nothing of these.
+    /// Returns its log.
+    pub(crate) fn start_over_former_tables(&mut self) -> String {
+        self.start_again();
+        let log = self.process.stderr();
+        assert!(log.contains("flows of the former tables go on"), "{log}");
+        assert!(!log.contains("adopted=false"), "{log}");
+        let mut list = self.machine.namespace().command("ls");
+        let left = output(list.arg("/sys/fs/bpf/guideway")).unwrap();
+        assert_eq!(left.lines().count(), 1, "{left}");
+        log
     }
 
     pub(crate) fn wait_until_ready(&mut self) {

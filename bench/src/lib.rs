@@ -12,6 +12,7 @@ pub mod host;
 pub mod load;
 pub mod preflight;
 pub mod probe;
+pub mod redact;
 pub mod report;
 pub mod result;
 pub mod run;

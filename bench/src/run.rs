@@ -14,7 +14,8 @@ use anyhow::{Context, Result};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::{
-    environment, host,
+    environment::{self, Watch},
+    host,
     load::{
         Sent, due_times,
         sockets::{self, Flow, now_ns},
@@ -25,7 +26,7 @@ use crate::{
         figures, new_histogram,
     },
     scenario::{Load, Scenario, System},
-    wire::Lab,
+    wire::{Lab, dropped_between},
 };
 
 /// Length of an interval of the logs, in nanoseconds.
@@ -92,7 +93,7 @@ pub fn run(options: &Options, show_progress: &(dyn Fn(&str) + Sync)) -> Result<F
         session.write(&options.out, round < rounds)?;
     }
     session.look_around();
-    let after = environment::collect();
+    let after = environment::collect(&options.guideway);
     session.run.environment_changes = environment::changes(&session.run.environment, &after);
     session.write(&options.out, false)
 }
@@ -104,6 +105,7 @@ struct Session {
     /// The flows of each series, in the order of the series.
     flows: Vec<Vec<Flow>>,
     streams: BTreeMap<String, Streams>,
+    watch: Watch,
     /// The last round that is in the result.
     measured: u32,
     /// `CLOCK_MONOTONIC` when this program started, in nanoseconds.
@@ -138,6 +140,7 @@ impl Session {
             lab,
             flows: Vec::new(),
             streams,
+            watch: Watch::default(),
             measured,
             began,
             before: now.saturating_sub(started),
@@ -182,11 +185,7 @@ impl Session {
     }
 
     /// Runs one trial of a series.
-    fn measure(
-        &mut self,
-        index: usize,
-        round: u32,
-    ) -> Result<(Trial, BTreeMap<Stream, Vec<Interval>>)> {
+    fn measure(&mut self, index: usize, round: u32) -> Result<(Trial, Streams)> {
         let (series, scenario) = (&self.run.series[index], &self.run.scenario);
         let system = scenario.systems[index % scenario.systems.len()];
         self.lab.refresh(system, &mut self.flows[index])?;
@@ -199,23 +198,13 @@ impl Session {
         );
         let flows = &self.flows[index];
         let frame = series.load.frame_bytes;
+        let before = self.lab.drops(system)?;
         let given = sockets::run(flows, &due, frame, self.lab.backends())?;
+        let drops = dropped_between(&before, &self.lab.drops(system)?);
         let at = self.since_start(given.start);
-        let trial = Trial {
-            round,
-            place: 0,
-            at: at.as_secs_f64(),
-            seconds,
-            tally: given.tally,
-            shares: given.shares,
-            figures: figures(&Streams::new(), None),
-            doubts: Vec::new(),
-        };
-        let length = Duration::from_secs_f64(seconds);
-        Ok((
-            trial,
-            intervals(&given.sent, given.start, (at, length), round)?,
-        ))
+        let (mut trial, streams) = record(&given, round, (at, Duration::from_secs_f64(seconds)));
+        trial.drops = drops;
+        Ok((trial, streams))
     }
 
     fn keep(&mut self, index: usize, trial: Trial, intervals: Streams) {
@@ -231,7 +220,7 @@ impl Session {
 
     fn look_around(&mut self) {
         let at = self.since_start(now_ns()).as_secs_f64();
-        let found = environment::quietness(at, QUIETNESS_SECONDS);
+        let found = self.watch.look(at, QUIETNESS_SECONDS);
         self.run.quietness.push(found);
     }
 
@@ -261,7 +250,8 @@ fn expect_same(interrupted: &Run, new: &Run) -> Result<(), OfAnotherRun> {
     Err(OfAnotherRun(differences.join(", ")))
 }
 
-fn new_run(options: &Options, scenario: Scenario) -> Run {
+/// Makes the result of a run that has measured nothing.
+pub fn new_run(options: &Options, scenario: Scenario) -> Run {
     Run {
         schema_version: SCHEMA_VERSION,
         tool: Tool {
@@ -274,7 +264,7 @@ fn new_run(options: &Options, scenario: Scenario) -> Run {
         interrupted: true,
         scenario,
         scenario_text: options.scenario.clone(),
-        environment: environment::collect(),
+        environment: environment::collect(&options.guideway),
         environment_changes: BTreeMap::new(),
         comparability: Comparability::of(BTreeMap::new()),
         quietness: Vec::new(),
@@ -283,14 +273,31 @@ fn new_run(options: &Options, scenario: Scenario) -> Run {
     }
 }
 
+/// Makes of a trial what a result has of it: its counts, and its latencies by interval. `(at, length)` is its start, from
+/// the start of the run, and its length.
+pub fn record(
+    given: &sockets::Trial,
+    round: u32,
+    (at, length): (Duration, Duration),
+) -> (Trial, Streams) {
+    let trial = Trial {
+        round,
+        place: 0,
+        at: at.as_secs_f64(),
+        seconds: length.as_secs_f64(),
+        tally: given.tally,
+        shares: given.shares.clone(),
+        drops: BTreeMap::new(),
+        figures: figures(&Streams::new(), None),
+        doubts: Vec::new(),
+    };
+    let intervals = intervals(&given.sent, given.start, (at, length), round);
+    (trial, intervals)
+}
+
 /// Sorts the requests of a trial into intervals by when they were due. `(at, length)` is the start of the trial, from
 /// the start of the run, and its length.
-fn intervals(
-    sent: &[Sent],
-    start: u64,
-    (at, length): (Duration, Duration),
-    round: u32,
-) -> Result<Streams> {
+fn intervals(sent: &[Sent], start: u64, (at, length): (Duration, Duration), round: u32) -> Streams {
     let mut streams = Streams::new();
     let of_interval = sent
         .chunk_by(|one, next| (one.due - start) / INTERVAL_NS == (next.due - start) / INTERVAL_NS);
@@ -312,7 +319,7 @@ fn intervals(
             });
         }
     }
-    Ok(streams)
+    streams
 }
 
 fn value(request: &Sent, stream: Stream) -> Option<u64> {
@@ -349,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_stalled_sender_shows_in_the_corrected_latency_and_not_in_the_other() {
-        let streams = intervals(&stalled(), 0, TEN_SECONDS, 1).unwrap();
+        let streams = intervals(&stalled(), 0, TEN_SECONDS, 1);
         assert_eq!(streams[&Stream::RoundTrip].len(), 10);
         let figures = figures(&streams, Some(1));
         let p99_9 = |stream| figures.of(stream).value(99.9).unwrap();
@@ -361,7 +368,7 @@ mod tests {
     #[test]
     fn the_last_interval_ends_with_the_trial() {
         let trial = (Duration::from_secs(3), Duration::from_millis(9_250));
-        let streams = intervals(&stalled(), 0, trial, 1).unwrap();
+        let streams = intervals(&stalled(), 0, trial, 1);
         let lateness = &streams[&Stream::Lateness];
         assert_eq!(lateness[8].length, Duration::from_secs(1));
         assert_eq!(lateness[9].start, Duration::from_secs(12));
@@ -377,7 +384,7 @@ mod tests {
         for request in sent.iter_mut().take(3) {
             request.arrived = None;
         }
-        let streams = intervals(&sent, 0, TEN_SECONDS, 1).unwrap();
+        let streams = intervals(&sent, 0, TEN_SECONDS, 1);
         let figures = figures(&streams, None);
         assert_eq!(figures.round_trip.count, 9_993);
         assert_eq!(figures.round_trip.unanswered, 7);

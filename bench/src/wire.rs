@@ -14,6 +14,7 @@
 //! address of its own, and as many Services as the scenario says, at ports of that address.
 
 mod backends;
+mod drops;
 mod flows;
 mod guideway;
 mod kube_proxy;
@@ -26,7 +27,10 @@ use std::{
 use anyhow::{Context, Result};
 use lab::{Cidr, Guideway, Machine, Process, Route, Topology, vip_v4};
 
-use self::{backends::Responder, kube_proxy::Cluster};
+pub use backends::Responder;
+pub use drops::{Drops, dropped_between};
+
+use self::kube_proxy::Cluster;
 use crate::{
     load::{Arrivals, sockets::Backends},
     probe::Key,

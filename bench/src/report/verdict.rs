@@ -8,6 +8,9 @@ use crate::{
     stats::Estimate,
 };
 
+/// Share of the CPUs' time in a round that a hypervisor may take without a word.
+const STOLEN_AT_MOST: f64 = 0.01;
+
 /// What a result says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
@@ -34,7 +37,7 @@ impl Verdict {
         let mut sentences = of_wrong.into_iter().chain(own).chain(added);
         Self {
             sentence: sentences.next().unwrap_or_default(),
-            reasons: sentences.chain(reasons(run)).collect(),
+            reasons: reasons(run).into_iter().chain(sentences).collect(),
         }
     }
 }
@@ -192,6 +195,14 @@ fn reasons(run: &Run) -> Vec<String> {
             "Other work took the core for {:.1} % of the time while nothing was measured: from p{from} on, marked *, \
              percentiles tell of the machine as much as of the system.",
             lost(run) * 100.0
+        ));
+    }
+    let stolen = run.quietness.iter().filter_map(|look| look.stolen);
+    let stolen = stolen.fold(0.0, f64::max);
+    if stolen > STOLEN_AT_MOST {
+        reasons.push(format!(
+            "A hypervisor took up to {:.1} % of the CPUs' time in a round.",
+            stolen * 100.0
         ));
     }
     for (name, value) in &run.environment_changes {

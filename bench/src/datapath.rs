@@ -51,7 +51,7 @@
 //! inconclusive.
 
 pub mod against;
-mod frames;
+pub(crate) mod frames;
 pub mod instructions;
 mod paths;
 mod plan;

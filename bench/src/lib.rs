@@ -10,6 +10,7 @@ pub mod datapath;
 pub mod environment;
 pub mod host;
 pub mod load;
+pub mod plan;
 pub mod preflight;
 pub mod probe;
 pub mod redact;

@@ -57,7 +57,13 @@ impl Redactor {
         let mut run: Value = serde_json::from_str(&files.json).map_err(form)?;
         self.redact_value(&mut run);
         let run = serde_json::from_value(run).map_err(form)?;
-        Files::make(run, files.started()?.as_secs_f64(), files.series.clone())
+        // Without a log, nothing tells the start.
+        let started = if files.logs.is_empty() {
+            0.0
+        } else {
+            files.started()?.as_secs_f64()
+        };
+        Files::make(run, started, files.series.clone())
     }
 
     fn redact_value(&mut self, value: &mut Value) {

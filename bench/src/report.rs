@@ -10,6 +10,7 @@ mod curves;
 mod embed;
 mod export;
 mod machine;
+mod rates;
 mod sections;
 mod shares;
 mod verdict;
@@ -71,10 +72,12 @@ pub fn text(files: &Files) -> String {
     for reason in reasons {
         text += &format!("  {reason}\n");
     }
-    let latencies =
-        [Stream::RoundTrip, Stream::Forward].map(|stream| sections::table_as_text(files, stream));
-    let packets = shares::packets_as_text(&files.run);
-    text + "\n" + &latencies.join("\n") + "\n" + &packets
+    if files.run.kept_up().next().is_some() {
+        for stream in [Stream::RoundTrip, Stream::Forward] {
+            text += &format!("\n{}", sections::table_as_text(files, stream));
+        }
+    }
+    text + &rates::as_text(&files.run) + "\n" + &shares::packets_as_text(&files.run)
 }
 
 /// Returns a duration for readers: microseconds, or milliseconds from ten on.

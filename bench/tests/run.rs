@@ -90,8 +90,11 @@ fn a_scenario_is_measured_reported_verified_and_compared() {
             let tally = trial.tally;
             assert!(tally.sent > 100 && tally.sent == tally.offered, "{tally:?}");
             assert_eq!((tally.corrupt, tally.misdelivered), (0, 0));
-            assert_eq!(trial.figures.lateness.count, tally.sent);
-            assert!(trial.figures.forward.count >= tally.received, "{trial:?}");
+            // A busy machine may lose answers.
+            if !trial.is_overloaded() {
+                assert_eq!(trial.figures.lateness.count, tally.sent);
+                assert!(trial.figures.forward.count >= tally.received, "{trial:?}");
+            }
         }
         let p50 = series.figures.round_trip.value(50.0).unwrap();
         assert!(p50 > 1_000, "{p50} ns");
@@ -284,14 +287,27 @@ fn each_system_answers_with_the_real_kube_proxy_among_them() {
     );
     let text_of_scenario = SCENARIO
         .replace("direct, ours-ipip", &SYSTEMS.join(", "))
+        .replace(
+            "schedule: poisson }]",
+            "schedule: poisson }, { generator: live, rate: 2000 }]",
+        )
         .replace("seconds: 0.5", "seconds: 0.2\nservices: 40");
     fs::write(&scenario, text_of_scenario).unwrap();
     let run = bench(&["run", &scenario, "--out", &out]);
     assert!(run.status.success(), "{}", text(&run));
     let files = Files::read(Path::new(&out)).unwrap();
     let systems = files.run.series.iter().map(|series| series.system.as_str());
-    assert!(systems.eq(SYSTEMS));
+    assert!(systems.eq(SYSTEMS.iter().chain(&SYSTEMS).copied()));
     for series in &files.run.series {
+        if !series.is_timed() {
+            let [_, sent, received] = series.totals();
+            assert!(
+                received > 0 && received <= sent,
+                "{}: {sent}, {received}",
+                series.name
+            );
+            continue;
+        }
         for trial in &series.trials {
             let tally = trial.tally;
             assert!(tally.sent > 0 && tally.sent == tally.offered, "{tally:?}");
@@ -305,6 +321,96 @@ fn each_system_answers_with_the_real_kube_proxy_among_them() {
     assert!(page_text.contains("Against kube-proxy"));
     let verify = bench(&["verify", &page]);
     assert!(verify.status.success(), "{}", text(&verify));
+}
+
+#[test]
+fn loads_of_both_families_and_protocols_pass_and_live_frames_are_counted() {
+    const LOADS: &str = "
+- { rate: 400, flows: 6, family: ipv6, schedule: burst, burst: 8, flow_order: zipf, frame_bytes: imix }
+- { generator: live, family: ipv6, protocol: tcp, rate: 4000, frame_bytes: 84:1 512:1 1518:1 }
+- { generator: live, schedule: max, flows: 1000, flow_order: zipf, new_flow_share: 0.1 }
+- { generator: live, rate: 20000, search: pdr }
+";
+    let scratch = Scratch::new("loads");
+    let (scenario, out, page) = (
+        scratch.path("loads.yaml"),
+        scratch.path("result"),
+        scratch.path("report.html"),
+    );
+    let own = "loads: [{ rate: 400, flows: 6, schedule: poisson }]\n";
+    let loads = SCENARIO.replace(own, &format!("loads:{LOADS}services: 3\n"));
+    fs::write(&scenario, loads.replace("seconds: 0.5", "seconds: 0.1")).unwrap();
+    let run = bench(&["run", &scenario, "--out", &out]);
+    assert!(run.status.success(), "{}", text(&run));
+    assert!(
+        text(&run).contains("million frames a second"),
+        "{}",
+        text(&run)
+    );
+    let files = Files::read(Path::new(&out)).unwrap();
+    assert_eq!(files.run.series.len(), 8);
+    for series in &files.run.series {
+        let [offered, sent, received] = series.totals();
+        let told = format!("{}: {offered}, {sent}, {received}", series.name);
+        // That all of a few frames pass was proved when the load was opened.
+        assert!(
+            received > 0 && received <= sent && sent <= offered,
+            "{told}"
+        );
+        assert!(series.rates().iter().all(|rate| *rate > 0.0), "{told}");
+    }
+    let report = bench(&["report", &out, "--html", &page]);
+    assert!(report.status.success(), "{}", text(&report));
+    let verify = bench(&["verify", &page]);
+    assert!(verify.status.success(), "{}", text(&verify));
+    let (one, other) = (format!("{out}:direct-3"), format!("{out}:ours-ipip-3"));
+    let compare = bench(&["compare", &one, &other]);
+    assert_eq!(compare.status.code(), Some(2), "{}", text(&compare));
+    assert!(
+        text(&compare).contains("has a rate and no latencies"),
+        "{}",
+        text(&compare)
+    );
+}
+
+#[test]
+fn a_plan_sends_nothing_and_its_capture_is_read_by_others() {
+    let scratch = Scratch::new("plan");
+    let (scenario, capture) = (scratch.path("plan.yaml"), scratch.path("plan.pcap"));
+    let loads = "loads: [{ rate: 400, flows: 6, frame_bytes: imix }, \
+                 { generator: live, family: ipv6, protocol: tcp, schedule: max, frame_bytes: imix }]";
+    let own = SCENARIO.replace("loads: [{ rate: 400, flows: 6, schedule: poisson }]", loads);
+    fs::write(&scenario, own).unwrap();
+    let plan = bench(&["plan", &scenario, "--pcap", &capture]);
+    assert!(plan.status.success(), "{}", text(&plan));
+    assert!(
+        text(&plan).contains("10.0.0.2:10000 -> 10.0.1.104:7000: node3"),
+        "{}",
+        text(&plan)
+    );
+
+    let mut tshark = Command::new("tshark");
+    tshark.args(["-r", &capture, "-o", "ip.check_checksum:TRUE"]);
+    for protocol in ["udp", "tcp"] {
+        tshark.args(["-o", &format!("{protocol}.check_checksum:TRUE")]);
+    }
+    tshark.args([
+        "-T",
+        "fields",
+        "-e",
+        "udp.checksum.status",
+        "-e",
+        "tcp.checksum.status",
+    ]);
+    let read = tshark
+        .output()
+        .expect("`deploy/setup.sh test` installs tshark");
+    assert!(read.status.success(), "{}", text(&read));
+    // 1 stands for a right checksum.
+    let fields = String::from_utf8_lossy(&read.stdout);
+    let statuses: Vec<&str> = fields.lines().map(str::trim).collect();
+    assert_eq!(statuses.len(), 1_000);
+    assert!(statuses.iter().all(|status| *status == "1"), "{statuses:?}");
 }
 
 #[test]

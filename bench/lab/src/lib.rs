@@ -80,7 +80,7 @@ pub use registry::sweep;
 pub use route::{Cidr, Route};
 pub use stopwatch::Stopwatch;
 pub use stub::stub_object;
-pub use topology::{Builder, Topology, vip_v4, vip_v6};
+pub use topology::{Builder, Topology, client_addresses, node_addresses, vip_v4, vip_v6};
 pub use wait::{wait_for, wait_until};
 pub use web::serve_page;
 

@@ -6,7 +6,10 @@ use super::{
     chart::{Axis, Curve, chart},
     shares,
 };
-use crate::result::{Files, Interval, Series, Stream, merge};
+use crate::{
+    result::{Files, Interval, Run, Series, Stream, merge},
+    scenario::Load,
+};
 
 /// A figure of the page, which is a file of its own too.
 pub(super) struct Figure {
@@ -29,15 +32,18 @@ impl Figure {
 
 /// Returns all figures of a result.
 pub(super) fn figures(files: &Files) -> Vec<Figure> {
-    let mut all = vec![by_percentile(files)];
-    all.extend(against_load(files));
-    all.extend(over_time(files));
-    all.push(shares::figure(&files.run));
+    let mut all = Vec::new();
+    if files.run.kept_up().next().is_some() {
+        all.push(by_percentile(files));
+        all.extend(against_load(files));
+        all.extend(over_time(files));
+    }
+    all.extend(shares::figure(&files.run));
     all
 }
 
 pub(super) fn by_percentile(files: &Files) -> Figure {
-    let series = files.run.series.iter().enumerate();
+    let series = files.run.kept_up().enumerate();
     let curves: Vec<Curve> = series
         .map(|(place, series)| steps(files, series, place))
         .collect();
@@ -118,9 +124,8 @@ fn label(series: &Series) -> String {
 pub(super) fn against_load(files: &Files) -> Vec<Figure> {
     let mut rates: Vec<f64> = files
         .run
-        .series
-        .iter()
-        .map(|series| series.load.rate)
+        .kept_up()
+        .filter_map(|series| series.load.mean_rate())
         .collect();
     rates.sort_by(f64::total_cmp);
     rates.dedup();
@@ -135,7 +140,7 @@ pub(super) fn against_load(files: &Files) -> Vec<Figure> {
         label: "requests a second".to_owned(),
     };
     let of_percentile = |percentile: f64| {
-        let curves = curves_against_load(&files.run.series, percentile);
+        let curves = curves_against_load(&files.run, percentile);
         let name = format!("load-p{percentile}");
         let caption = format!("p{percentile} of the round trip against the load.");
         figure(&name, &caption, &x, &curves)
@@ -143,35 +148,51 @@ pub(super) fn against_load(files: &Files) -> Vec<Figure> {
     [50.0, 99.0].map(of_percentile).into()
 }
 
-fn curves_against_load(all: &[Series], percentile: f64) -> Vec<Curve> {
-    let mut systems: Vec<&str> = Vec::new();
-    for series in all {
-        if !systems.contains(&series.system.as_str()) {
-            systems.push(&series.system);
+/// Returns a curve for each system; for each kind of load too, where loads differ in more than the rate.
+fn curves_against_load(run: &Run, percentile: f64) -> Vec<Curve> {
+    let kind = |series: &Series| Load {
+        rate: None,
+        ..series.load.clone()
+    };
+    let mut kinds: Vec<Load> = Vec::new();
+    let mut all: Vec<(&str, Load)> = Vec::new();
+    for series in run.kept_up() {
+        let own = (series.system.as_str(), kind(series));
+        if !kinds.contains(&own.1) {
+            kinds.push(own.1.clone());
+        }
+        if !all.contains(&own) {
+            all.push(own);
         }
     }
-    let curve = |(place, system): (usize, &&str)| {
-        let own = all.iter().filter(|series| series.system == **system);
+    let curve = |(place, (system, load)): (usize, &(&str, Load))| {
+        let own = run
+            .kept_up()
+            .filter(|series| series.system == *system && kind(series) == *load);
         let mut points: Vec<(f64, f64)> = own
             .filter_map(|series| {
                 let value = series.figures.round_trip.value(percentile)?;
-                Some((series.load.rate.log10(), height(value)))
+                Some((series.load.mean_rate()?.log10(), height(value)))
             })
             .collect();
         points.sort_by(|one, other| one.0.total_cmp(&other.0));
         Curve {
-            label: (*system).to_owned(),
+            label: if kinds.len() > 1 {
+                format!("{system} ({load})")
+            } else {
+                (*system).to_owned()
+            },
             style: place,
             runs: vec![points],
         }
     };
-    systems.iter().enumerate().map(curve).collect()
+    all.iter().enumerate().map(curve).collect()
 }
 
 /// Draws the median and the longest of each interval against the time.
 pub(super) fn over_time(files: &Files) -> Vec<Figure> {
     let of_share = |(name, share, what): (&str, f64, &str)| {
-        let series = files.run.series.iter().enumerate();
+        let series = files.run.kept_up().enumerate();
         let curves: Vec<Curve> = series
             .map(|(place, series)| Curve {
                 label: label(series),
@@ -202,6 +223,10 @@ fn time_axis(curves: &[Curve]) -> Axis {
 
 fn by_round(files: &Files, series: &Series, share: f64) -> Vec<Vec<(f64, f64)>> {
     let intervals = &files.series[&series.name][&Stream::RoundTrip];
+    let is_overloaded = |round| {
+        let mut trials = series.trials.iter();
+        trials.any(|trial| trial.round == round && trial.is_overloaded())
+    };
     let rounds = intervals.chunk_by(|one, next| one.round == next.round);
     let run = |intervals: &[Interval]| {
         let filled = intervals
@@ -217,5 +242,6 @@ fn by_round(files: &Files, series: &Series, share: f64) -> Vec<Vec<(f64, f64)>> 
         });
         points.collect()
     };
-    rounds.map(run).collect()
+    let kept_up = rounds.filter(|intervals| !is_overloaded(intervals[0].round));
+    kept_up.map(run).collect()
 }

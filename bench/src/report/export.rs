@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::{CHARTS, Verdict, curves, duration, shares, verdict};
+use super::{CHARTS, Verdict, curves, duration, rates, shares, verdict};
 use crate::{
     compare::Comparison,
-    result::{Distribution, Files, ResultError, Series, Stream, Trial},
+    result::{Distribution, Files, ResultError, Run, Series, Stream, Trial},
 };
 
 /// Columns of a percentile in CSV and OpenMetrics.
@@ -92,18 +92,18 @@ fn csv_row(
     let of = trial
         .map_or(&series.figures, |trial| &trial.figures)
         .of(stream);
+    let rate = load.rate.map(|rate| rate.to_string()).unwrap_or_default();
     // Names of scenarios may hold anything.
     let _ = write!(
         text,
-        "\"{}\",{},{},{},{},{},{},{},{},{round},{},{},{},{},{}",
+        "\"{}\",{},{},{},{},{rate},{},{},{},{round},{},{},{},{},{}",
         run.scenario.name.replace('"', "\"\""),
         run.started,
         series.name,
         series.system,
         run.scenario.services,
-        load.rate,
         load.flows,
-        load.frame_bytes,
+        load.frame_sizes(),
         stream.name(),
         of.count,
         of.unanswered,
@@ -133,7 +133,10 @@ pub fn open_metrics(results: &[Files]) -> String {
             .iter()
             .flat_map(|files| files.run.series.iter().map(move |series| (files, series)))
     };
-    for (files, series) in all() {
+    let kept_up = results
+        .iter()
+        .flat_map(|files| files.run.kept_up().map(move |series| (files, series)));
+    for (files, series) in kept_up {
         for stream in Stream::ALL {
             let labels = format!("{},stream=\"{}\"", labels(files, series), stream.name());
             summary(&mut text, &labels, series.figures.of(stream));
@@ -218,9 +221,17 @@ pub fn markdown(files: &Files) -> String {
         run.scenario.rounds,
         run.scenario.seconds
     );
-    text += "| system | load | round trip p50 | p99 | p50 against the direct wire | way there p50 | no answer |\n\
-             |---|---|---|---|---|---|---|\n";
-    for series in &run.series {
+    if run.timed().next().is_some() {
+        text += &latencies(run);
+    }
+    text + &rates::as_markdown(run)
+}
+
+fn latencies(run: &Run) -> String {
+    let mut text = "| system | load | round trip p50 | p99 | p50 against the direct wire | way there p50 | no answer |\n\
+             |---|---|---|---|---|---|---|\n"
+        .to_owned();
+    for series in run.timed() {
         let value = |stream, percentile| {
             let noisy = verdict::noise_limited_from(run).is_some_and(|from| percentile >= from);
             let value = series.figures.of(stream).value(percentile);
@@ -235,16 +246,21 @@ pub fn markdown(files: &Files) -> String {
                     row.ratio, row.low, row.high, row.judgement
                 )
             });
+        let no_answer = if series.is_overloaded() {
+            "overloaded".to_owned()
+        } else {
+            series.figures.round_trip.unanswered.to_string()
+        };
         let _ = writeln!(
             text,
             "| {} | {}/s | {} | {} | {} | {} | {} |",
             series.system,
-            series.load.rate,
+            series.load.mean_rate().unwrap_or_default(),
             value(Stream::RoundTrip, 50.0),
             value(Stream::RoundTrip, 99.0),
             ratio.unwrap_or_default(),
             value(Stream::Forward, 50.0),
-            series.figures.round_trip.unanswered
+            no_answer
         );
     }
     if let Some(from) = verdict::noise_limited_from(run) {

@@ -12,7 +12,7 @@ use super::{
 use crate::result::{Files, Run, Stream};
 
 pub(super) fn sender(run: &Run) -> Markup {
-    let rows = run.series.iter().flat_map(|series| {
+    let rows = run.kept_up().flat_map(|series| {
         [
             ("how late requests were sent", Stream::Lateness),
             (

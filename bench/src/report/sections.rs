@@ -6,7 +6,7 @@ use maud::{Markup, html};
 
 use super::{
     curves::{self, Figure},
-    duration, machine, shares, table,
+    duration, machine, rates, shares, table,
     verdict::{self, Verdict},
 };
 use crate::{
@@ -24,7 +24,6 @@ pub(super) fn result(files: &Files) -> Markup {
     let run = &files.run;
     let Verdict { sentence, reasons } = Verdict::of(files);
     let (first, rest) = reasons.split_at(reasons.len().min(SHOWN_AT_ONCE));
-    let against_load: Vec<Figure> = curves::against_load(files);
     html! {
         section {
             p.faint { "Scenario " (run.scenario.name) " · wire " (run.scenario.wire) " · " (run.started) " to " (run.ended) }
@@ -36,36 +35,19 @@ pub(super) fn result(files: &Files) -> Markup {
                     ul { @for reason in rest { li { (reason) } } }
                 }
             }
-            h2 { "Latency" }
-            p { "Round trip, from when a request was due to its answer, over all rounds." }
-            (latencies(run, Stream::RoundTrip))
-            p { "The way there alone, from when a request was due to its arrival at a backend, which reads the same clock." }
-            (latencies(run, Stream::Forward))
-            p.faint {
-                "In brackets the 95 % interval from order statistics, which takes samples for independent. "
-                "- stands for fewer than 10 samples above the percentile."
-            }
-            (curves::by_percentile(files).show())
-            @if !against_load.is_empty() {
-                h2 { "Latency against the load" }
-                @for figure in &against_load { (figure.show()) }
-            }
-            (comparisons(run))
-            h2 { "Rounds" }
-            (rounds(run))
-            @for figure in curves::over_time(files) { (figure.show()) }
+            (rates::section(run))
+            @if run.kept_up().next().is_some() { (latency(files)) }
             h2 { "Packets" }
             (shares::packets(run))
-            (shares::figure(run).show())
+            @if let Some(figure) = shares::figure(run) { (figure.show()) }
             h2 { "Drops by place" }
             (shares::drops(run))
-            h2 { "The sender, and how quiet the machine was" }
-            (machine::sender(run))
+            h2 { "How quiet the machine was" }
             (machine::quietness(run))
             h2 { "Systems and method" }
             (method(run))
             h2 { "What this does not show" }
-            (limits())
+            (limits(run))
             h2 { "The machine" }
             (machine::facts(run))
             h2 { "Once more" }
@@ -78,6 +60,33 @@ pub(super) fn result(files: &Files) -> Markup {
                 " computes every figure of this page again from the embedded data."
             }
         }
+    }
+}
+
+fn latency(files: &Files) -> Markup {
+    let run = &files.run;
+    let against_load: Vec<Figure> = curves::against_load(files);
+    html! {
+        h2 { "Latency" }
+        p { "Round trip, from when a request was due to its answer, over all rounds." }
+        (latencies(run, Stream::RoundTrip))
+        p { "The way there alone, from when a request was due to its arrival at a backend, which reads the same clock." }
+        (latencies(run, Stream::Forward))
+        p.faint {
+            "In brackets the 95 % interval from order statistics, which takes samples for independent. "
+            "- stands for fewer than 10 samples above the percentile."
+        }
+        (curves::by_percentile(files).show())
+        @if !against_load.is_empty() {
+            h2 { "Latency against the load" }
+            @for figure in &against_load { (figure.show()) }
+        }
+        (comparisons(run))
+        h2 { "Rounds" }
+        (rounds(run))
+        @for figure in curves::over_time(files) { (figure.show()) }
+        h2 { "The sender" }
+        (machine::sender(run))
     }
 }
 
@@ -110,7 +119,7 @@ fn latencies(run: &Run, stream: Stream) -> Markup {
         _ => "no answer",
     };
     head.extend(["max", missing]);
-    let rows = run.series.iter().map(|series| {
+    let rows = run.kept_up().map(|series| {
         let figures = series.figures.of(stream);
         let mut row = vec![
             cell(&series.name),
@@ -134,7 +143,7 @@ pub(super) fn table_as_text(files: &Files, stream: Stream) -> String {
         let _ = write!(text, "{:>14}", format!("p{column}"));
     }
     text.push_str("       missing\n");
-    for series in &files.run.series {
+    for series in files.run.kept_up() {
         let figures = series.figures.of(stream);
         let _ = write!(text, "{:<24}{:>9}", series.name, figures.count);
         for column in COLUMNS {
@@ -195,7 +204,7 @@ fn rows_of(comparison: Comparison) -> Vec<Vec<Markup>> {
 }
 
 fn rounds(run: &Run) -> Markup {
-    let rows = run.series.iter().flat_map(|series| {
+    let rows = run.kept_up().flat_map(|series| {
         series.trials.iter().map(|trial| {
             let figures = &trial.figures.round_trip;
             let value = |percentile| {
@@ -209,7 +218,11 @@ fn rounds(run: &Run) -> Markup {
                 value(50.0),
                 value(90.0),
                 value(99.0),
-                cell(duration(figures.max as f64)),
+                if trial.is_overloaded() {
+                    cell("overloaded")
+                } else {
+                    cell(duration(figures.max as f64))
+                },
                 cell(figures.unanswered),
             ]
         })
@@ -237,14 +250,15 @@ fn method(run: &Run) -> Markup {
                 li { strong { (series.name) } ": " (series.description) ". Load: " (series.load) "." }
             }
         }
-        p {
+        (rates::method(run))
+        @if run.timed().next().is_some() { p {
             "Every request is a probe: a UDP datagram with flow, sequence number, time and a keyed check in 16 bytes, which a backend "
             "sends back with its own mark. The loop is open: a request goes out when it is due, whatever became of earlier ones. "
             "Latency counts from when it was due, so a stalled sender hides nothing; the log says that it is corrected at its source. "
             "Both times are read in user space from CLOCK_MONOTONIC. Flows are open before the first trial, and each has proved to be "
             "answered by its own backend; each load balancer has shown that it uses all of its backends. kube-proxy's choice is learned "
             "before each trial, and may not change during it."
-        }
+        } }
         p {
             "In each round every series has one trial; every other round goes backwards. The first trial of each series is thrown away. "
             "Percentiles are those of merged histograms (3 significant digits), never averages of percentiles."
@@ -252,12 +266,14 @@ fn method(run: &Run) -> Markup {
     }
 }
 
-fn limits() -> Markup {
+fn limits(run: &Run) -> Markup {
     html! {
         ul {
-            li { "Packet rates: the load is far below what the systems take." }
+            @if run.timed().count() == run.series.len() {
+                li { "Packet rates: the load is far below what the systems take." }
+            }
             li { "A network card: on veth the sender's core does the work of cable, router, edge and node." }
-            li { "New flows, other protocols, IPv6, and loads other than those above." }
+            li { "Protocols, families and loads other than those above." }
             li { "The systems alone: the figures include the sockets at both ends, and XDP takes longer with what a socket sends than with what a network card receives." }
         }
     }

@@ -64,9 +64,9 @@ pub(super) fn packets_as_text(run: &Run) -> String {
     text
 }
 
-/// Draws the share of answers that each backend gave.
-pub(super) fn figure(run: &Run) -> Figure {
-    let rows = run.series.iter().map(|series| {
+/// Draws the share of answers that each backend gave; nothing where it is not known who answers.
+pub(super) fn figure(run: &Run) -> Option<Figure> {
+    let rows = run.timed().map(|series| {
         let mut all = vec![0; series.backends.len()];
         for trial in &series.trials {
             for (sum, share) in all.iter_mut().zip(&trial.shares) {
@@ -81,12 +81,13 @@ pub(super) fn figure(run: &Run) -> Figure {
             parts: named.map(|(name, share)| (name.clone(), share)).collect(),
         }
     });
+    let rows: Vec<chart::Bar> = rows.collect();
     let caption = "Answers of each backend, as a share of the series' answers.";
-    Figure {
+    (!rows.is_empty()).then(|| Figure {
         name: "shares".to_owned(),
-        drawing: chart::bars(caption, &rows.collect::<Vec<_>>()),
+        drawing: chart::bars(caption, &rows),
         caption: caption.to_owned(),
-    }
+    })
 }
 
 pub(super) fn drops(run: &Run) -> Markup {

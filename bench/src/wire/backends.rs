@@ -18,7 +18,7 @@ use rustix::{
 
 use crate::{
     load::{Arrivals, sockets::now_ns},
-    probe::{Key, PROBE_LENGTH},
+    probe::{Key, MARK_LENGTH, PROBE_LENGTH},
 };
 
 /// How long a responder may take to notice that it is to end.
@@ -117,6 +117,8 @@ impl Backend {
                 continue;
             };
             let mark = self.marks.mark(probe, self.number);
+            // The mark takes the place of padding: an answer is no longer than its request has to be.
+            let padding = padding.get(MARK_LENGTH..).unwrap_or_default();
             // What cannot be sent is lost, and counted as that.
             let _ = socket.send_to(&[probe, &mark[..], padding].concat(), client);
             self.arrivals.add((*probe, at));

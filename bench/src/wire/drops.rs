@@ -31,11 +31,7 @@ const OF_CONNTRACK: [&str; 3] = ["insert_failed", "drop", "early_drop"];
 
 impl Lab {
     /// Reads what was thrown away so far on the way of a system's packets.
-    ///
-    /// # Errors
-    ///
-    /// When the kernel does not tell, or an agent does not answer.
-    pub fn drops(&self, system: System) -> Result<Drops> {
+    pub(super) fn read_drops(&self, system: System) -> Result<Drops> {
         let mut drops = Drops::new();
         let (net, nodes) = (&self.net, self.nodes(system));
         let balancer = self.edge(system).ok();

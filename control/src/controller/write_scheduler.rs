@@ -21,12 +21,13 @@ const QUIET: Duration = Duration::from_secs(120);
 /// Returns a digest of a write's content, without times and versions.
 pub(super) fn digest(patch: Option<&Value>, finalizers: Option<&[String]>) -> u64 {
     let mut patch = patch.cloned().unwrap_or_default();
-    for (path, key) in [
-        ("/metadata", "resourceVersion"),
-        ("/status/conditions/0", "lastTransitionTime"),
-    ] {
+    let mut forget = |path: &str, key: &str| {
         let part = patch.pointer_mut(path).and_then(Value::as_object_mut);
         part.map(|part| part.remove(key));
+    };
+    forget("/metadata", "resourceVersion");
+    for condition in ["/status/conditions/0", "/status/conditions/1"] {
+        forget(condition, "lastTransitionTime");
     }
     let mut hasher = DefaultHasher::new();
     (patch, finalizers).hash(&mut hasher);

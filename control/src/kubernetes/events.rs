@@ -1,7 +1,7 @@
 //! Publishes Events about Services that this machine alone cannot serve, as kube-proxy does.
 //!
-//! All agents see alike what is wrong with an object itself. The controller reports that once, in status and
-//! Events; an agent shows it in `guideway status`. Two problems belong to one machine: a health check port that
+//! All agents see alike what is wrong with a Service itself. The controller reports that once, in status and
+//! Events; an agent shows it in `guideway status`. Problems of endpoints are published by `object_events`. Two problems belong to one machine: a health check port that
 //! cannot be opened, and a virtual address that an interface has although no Node lists it.
 
 use std::collections::BTreeSet;
@@ -18,7 +18,9 @@ use crate::healthz::{AnnouncedServices, Reports};
 use crate::index::{BrokenRule, Object, Problem};
 
 /// Component that the Events name as their source.
-const REPORTER: &str = "guideway-agent";
+pub(super) const REPORTER: &str = "guideway-agent";
+/// Most characters of a text. An Event holds few more.
+pub(super) const LONGEST: usize = 900;
 /// Most Events for one change. If a thousand Services fail together, a few Events suffice.
 const MOST: usize = 20;
 /// Most Services for which one change of announcements is published. When a machine is lost, another one takes

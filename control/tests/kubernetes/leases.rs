@@ -45,6 +45,7 @@ struct Member {
     mac: Mac,
     shown: watch::Sender<Option<Announceable>>,
     claims: mpsc::UnboundedSender<Claims>,
+    _services: watch::Sender<BTreeMap<String, BTreeSet<IpAddr>>>,
 }
 
 impl Member {
@@ -80,11 +81,13 @@ impl Member {
         let holds: Arc<Mutex<BTreeSet<IpAddr>>> = Arc::default();
         let told = Arc::clone(&holds);
         let (announced, request_errors) = (BTreeSet::new(), RequestErrors::of_agent());
+        let (services, answered) = watch::channel(BTreeMap::new());
         let task = tokio::spawn(follow(
             client,
             candidate,
             announced,
             heard,
+            answered,
             request_errors,
             move |result| *told.lock().unwrap() = result.addresses,
         ));
@@ -95,6 +98,7 @@ impl Member {
             mac,
             shown,
             claims,
+            _services: services,
         }
     }
 

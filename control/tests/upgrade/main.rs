@@ -42,11 +42,8 @@ fn upgrade(agent: &mut Agent<'_>) {
     agent.wait_for_end();
     agent.start_again();
     let log = agent.process().stderr();
-    assert!(log.contains("pins of another table layout"), "{log}");
-    assert!(
-        log.contains("flows of the other table layout go on"),
-        "{log}"
-    );
+    assert!(log.contains("pins of former tables"), "{log}");
+    assert!(log.contains("flows of the former tables go on"), "{log}");
     assert!(!log.contains("adopted=false"), "{log}");
     let machine = agent.machine().namespace();
     let left = output(machine.command("ls").arg("/sys/fs/bpf/guideway")).unwrap();

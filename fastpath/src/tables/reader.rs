@@ -1,4 +1,4 @@
-//! Counters and slots for readers other than the owner of the tables, through handles of their own to the maps.
+//! Counters and slots for readers other than the owner of the tables.
 //!
 //! Counters are stored under ids. The ids come from a [`TableView`] and may belong to another service or backend when
 //! they are read. The owner of the tables publishes the new view before it reuses an id, see
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::load::Loaded;
 
-/// Handles to the maps of counters and slots.
+/// Handles to the maps of counters and flows, and the slots.
 pub struct TableReader {
     counters: counters::Maps,
     lut: Slots,
@@ -45,7 +45,7 @@ impl Tables {
     pub fn reader(&self, loaded: &Loaded) -> Result<TableReader, TableError> {
         Ok(TableReader {
             counters: counters::Maps::open(loaded)?,
-            lut: Slots::open(loaded)?,
+            lut: self.lut.shared(),
             newest: self.newest.clone(),
             flows: FlowTables::open(loaded)?,
         })

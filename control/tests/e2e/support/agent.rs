@@ -120,6 +120,12 @@ impl<'net> Agent<'net> {
         lab::output(&mut self.command(arguments)).unwrap()
     }
 
+    /// Lists the flows that these words select.
+    pub(crate) fn flows(&self, words: &[&str]) -> Vec<Value> {
+        let answer = self.json(&[&["flows"], words].concat());
+        answer["flows"].as_array().unwrap().clone()
+    }
+
     /// Gets a page of the agent's own listener.
     pub(crate) fn get(&self, path: &str) -> String {
         let url = format!("http://127.0.0.1:9750{path}");

@@ -164,7 +164,10 @@ fn is_mac(token: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{report, result::tests::sample};
+    use crate::{
+        report,
+        result::tests::{rates, sample},
+    };
 
     fn redact(text: &str) -> String {
         let mut redactor = Redactor {
@@ -266,5 +269,12 @@ mod tests {
             redacted[0].run.scenario_text
         );
         assert_eq!(redacted[0].run, redacted[1].run);
+    }
+
+    #[test]
+    fn a_result_without_latencies_is_redacted_too() {
+        let files = rates();
+        let redacted = Redactor::new(std::slice::from_ref(&files)).redact(&[files.clone()]);
+        assert_eq!(redacted.unwrap()[0].run.series, files.run.series);
     }
 }

@@ -275,7 +275,7 @@ fn latencies(run: &Run) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::result::tests::sample_of_loads;
+    use crate::result::tests::{rates, sample_of_loads};
 
     #[test]
     fn csv_has_the_figures_of_each_stream_over_all_rounds_and_for_each() {
@@ -366,5 +366,73 @@ mod tests {
             rows[5].contains(", worse | ") && rows[5].ends_with(" | 24 |"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn series_without_latencies_are_in_every_format_but_not_in_the_latencies() {
+        let files = rates();
+        let of = |text: &str, part: &str| text.lines().filter(|line| line.contains(part)).count();
+        let csv = csv(std::slice::from_ref(&files));
+        assert_eq!(of(&csv, ",ours-ipip-1,"), Stream::ALL.len() * 7, "{csv}");
+        let metrics = open_metrics(std::slice::from_ref(&files));
+        assert_eq!(
+            of(&metrics, "guideway_bench_latency_seconds"),
+            2,
+            "{metrics}"
+        );
+        let own = "series=\"ours-ipip-1\",system=\"ours-ipip\",outcome=\"answered\"} 18000000";
+        assert_eq!(of(&metrics, own), 1, "{metrics}");
+        let markdown = markdown(&files);
+        assert_eq!(of(&markdown, "| round trip p50 |"), 0, "{markdown}");
+        let row = "| ours-ipip-1 | 3000000 | 3000000 | 3.000 [3.000 3.000] | 0.000 % | 0 |";
+        assert_eq!(of(&markdown, row), 1, "{markdown}");
+        assert!(drawings(&[files]).is_empty());
+    }
+
+    #[test]
+    fn an_overloaded_series_is_named_so_in_the_table_and_has_no_curve() {
+        let mut files = sample_of_loads(1);
+        for trial in &mut files.run.series[4].trials {
+            trial.tally.received /= 2;
+        }
+        let (name, system) = (
+            files.run.series[4].name.clone(),
+            files.run.series[4].system.clone(),
+        );
+        let files = Files::make(files.run, 1_795_219_200.0, files.series).unwrap();
+        let text = markdown(&files);
+        let row = format!("| {system} | 500/s | - | - |  | - | overloaded |");
+        assert!(text.contains(&row), "{text}");
+        let metrics = open_metrics(std::slice::from_ref(&files));
+        let of = |metric: &str| {
+            let mut own = metrics.lines().filter(|line| line.starts_with(metric));
+            own.any(|line| line.contains(&format!("series=\"{name}\"")))
+        };
+        assert!(of("guideway_bench_probes") && !of("guideway_bench_latency_seconds"));
+        let [(_, percentiles), ..] = &drawings(&[files])[..] else {
+            panic!("there are drawings");
+        };
+        assert!(!percentiles.contains(&format!("{name} (")));
+    }
+
+    #[test]
+    fn loads_that_differ_in_more_than_the_rate_have_curves_of_their_own() {
+        let of_loads = |files: Files| {
+            let all = drawings(&[files]).into_iter();
+            let mut of_load = all.filter(|(name, _)| name == "load-p50.svg");
+            of_load.next().expect("there are two rates").1
+        };
+        let mut files = sample_of_loads(1);
+        assert!(!of_loads(files.clone()).contains("ours-ipip ("));
+        for series in &mut files.run.series {
+            if series.name.ends_with("-2") {
+                series.load.flows = 7;
+            }
+        }
+        let drawing = of_loads(files);
+        for flows in [3, 7] {
+            let label = format!("ours-ipip (sockets, ipv4, udp, constant, {flows} flows ");
+            assert!(drawing.contains(&label), "{drawing}");
+        }
     }
 }

@@ -274,7 +274,8 @@ mod tests {
     #[test]
     fn a_result_without_latencies_is_redacted_too() {
         let files = rates();
-        let redacted = Redactor::new(std::slice::from_ref(&files)).redact(&[files.clone()]);
+        let redacted =
+            Redactor::new(std::slice::from_ref(&files)).redact(std::slice::from_ref(&files));
         assert_eq!(redacted.unwrap()[0].run.series, files.run.series);
     }
 }

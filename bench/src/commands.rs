@@ -1,5 +1,7 @@
 //! The commands around results: `preflight`, `plan`, `run`, `report`, `verify`, `compare`.
 
+mod report;
+
 use std::{
     env,
     fs::{self, File},
@@ -13,11 +15,13 @@ use bench::{
     compare::{self, Judgement, Side},
     environment, plan,
     preflight::{self, Unable},
-    report::{self, wrong_packets},
+    report::{text, verify, wrong_packets},
     result::Files,
     run::{self, OfAnotherRun},
     scenario::Scenario,
 };
+
+pub(crate) use report::Report;
 
 use crate::show_progress;
 
@@ -92,17 +96,6 @@ pub(crate) struct Plan {
     /// Write the first 1000 frames to this file, as pcap. MAC addresses and the secrets of a run are made up.
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
-}
-
-/// Reports results: as text, or as one HTML file with the measured data in it.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Report {
-    /// Directories of results.
-    #[arg(required = true, value_name = "RESULT")]
-    results: Vec<PathBuf>,
-    /// Write the page to this file.
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
 }
 
 /// Checks a report: computes every figure again from the data in it, and finds any edit.
@@ -226,7 +219,7 @@ impl Run {
             outcome => outcome?,
         };
         show_progress("");
-        print!("{}", report::text(&files));
+        print!("{}", text(&files));
         println!("\nThe result is in {}.", self.out.display());
         Ok(match wrong_packets(&files.run) {
             0 => ExitCode::SUCCESS,
@@ -243,27 +236,11 @@ impl Run {
     }
 }
 
-impl Report {
-    pub(crate) fn run(&self) -> Result<ExitCode> {
-        let results = self.results.iter().map(|path| read(path));
-        let results: Vec<Files> = results.collect::<Result<_>>()?;
-        match &self.html {
-            Some(file) => fs::write(file, report::render(&results))
-                .with_context(|| format!("writing {}", file.display()))?,
-            None => {
-                let texts: Vec<String> = results.iter().map(report::text).collect();
-                print!("{}", texts.join("\n"));
-            }
-        }
-        Ok(ExitCode::SUCCESS)
-    }
-}
-
 impl Verify {
     pub(crate) fn run(&self) -> Result<ExitCode> {
         let page = fs::read_to_string(&self.report)
             .with_context(|| format!("reading {}", self.report.display()))?;
-        match report::verify(&page) {
+        match verify(&page) {
             Ok(results) => {
                 let series: usize = results.iter().map(|files| files.run.series.len()).sum();
                 println!(

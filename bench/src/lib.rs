@@ -13,6 +13,7 @@ pub mod load;
 pub mod plan;
 pub mod preflight;
 pub mod probe;
+pub mod redact;
 pub mod report;
 pub mod result;
 pub mod run;

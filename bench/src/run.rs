@@ -14,9 +14,10 @@ use anyhow::{Context, Result};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::{
-    environment, host,
+    environment::{self, Watch},
+    host,
     load::{
-        Asked, Generator, Sent, search,
+        self, Asked, Generator, Sent, search,
         sockets::{self, now_ns},
     },
     preflight,
@@ -25,7 +26,7 @@ use crate::{
         figures, new_histogram,
     },
     scenario::{Load, Scenario, SearchKind, System},
-    wire::{Lab, Wire},
+    wire::{Lab, Wire, dropped_between},
 };
 
 /// Length of an interval of the logs, in nanoseconds.
@@ -83,7 +84,7 @@ pub fn run(options: &Options, show_progress: &(dyn Fn(&str) + Sync)) -> Result<F
         .context("proving that the systems answer")?;
     for (index, generator) in generators.iter_mut().enumerate() {
         show_progress("warming up");
-        session.measure(generator.as_mut(), index, 0)?;
+        session.measure(&lab, generator.as_mut(), index, 0)?;
     }
     let rounds = session.run.scenario.rounds;
     for round in session.measured + 1..=rounds {
@@ -95,14 +96,14 @@ pub fn run(options: &Options, show_progress: &(dyn Fn(&str) + Sync)) -> Result<F
         }
         for (place, index) in (1..).zip(order) {
             let generator = generators[index].as_mut();
-            let (mut trial, intervals) = session.measure(generator, index, round)?;
+            let (mut trial, intervals) = session.measure(&lab, generator, index, round)?;
             trial.place = place;
             session.keep(index, trial, intervals);
         }
         session.write(&options.out, round < rounds)?;
     }
     session.look_around();
-    let after = environment::collect();
+    let after = environment::collect(&options.guideway);
     session.run.environment_changes = environment::changes(&session.run.environment, &after);
     session.write(&options.out, false)
 }
@@ -111,6 +112,7 @@ pub fn run(options: &Options, show_progress: &(dyn Fn(&str) + Sync)) -> Result<F
 struct Session {
     run: Run,
     streams: BTreeMap<String, Streams>,
+    watch: Watch,
     /// The last round that is in the result.
     measured: u32,
     /// `CLOCK_MONOTONIC` when this program started, in nanoseconds.
@@ -142,6 +144,7 @@ impl Session {
         Ok(Self {
             run,
             streams,
+            watch: Watch::default(),
             measured,
             began,
             before: now.saturating_sub(started),
@@ -187,32 +190,25 @@ impl Session {
     /// Runs one trial of a series.
     fn measure(
         &self,
+        wire: &dyn Wire,
         generator: &mut dyn Generator,
         index: usize,
         round: u32,
     ) -> Result<(Trial, Streams)> {
         let (series, scenario) = (&self.run.series[index], &self.run.scenario);
         // Each round has times of its own; all systems of a round have the same.
+        let system = scenario.systems[index % scenario.systems.len()];
+        let before = wire.drops(system)?;
         let given = generator.run(Asked {
             rate: series.load.rate,
             seconds: scenario.seconds,
             seed: scenario.seed.wrapping_add(round.into()),
         })?;
+        let drops = dropped_between(&before, &wire.drops(system)?);
         let at = self.since_start(given.start);
-        let trial = Trial {
-            round,
-            place: 0,
-            at: at.as_secs_f64(),
-            seconds: rounded(given.seconds),
-            tally: given.tally,
-            shares: given.shares,
-            figures: figures(&Streams::new(), None),
-            doubts: Vec::new(),
-        };
-        let length = Duration::from_secs_f64(given.seconds);
-        let streams = series.load.generator.streams();
-        let place = (given.start, at, length);
-        Ok((trial, intervals(&given.requests, streams, place, round)))
+        let (mut trial, streams) = record(&given, series.load.generator.streams(), round, at);
+        trial.drops = drops;
+        Ok((trial, streams))
     }
 
     fn keep(&mut self, index: usize, trial: Trial, intervals: Streams) {
@@ -228,7 +224,7 @@ impl Session {
 
     fn look_around(&mut self) {
         let at = self.since_start(now_ns()).as_secs_f64();
-        let found = environment::quietness(at, QUIETNESS_SECONDS);
+        let found = self.watch.look(at, QUIETNESS_SECONDS);
         self.run.quietness.push(found);
     }
 
@@ -258,7 +254,8 @@ fn expect_same(interrupted: &Run, new: &Run) -> Result<(), OfAnotherRun> {
     Err(OfAnotherRun(differences.join(", ")))
 }
 
-fn new_run(options: &Options, scenario: Scenario) -> Run {
+/// Makes the result of a run that has measured nothing.
+pub fn new_run(options: &Options, scenario: Scenario) -> Run {
     Run {
         schema_version: SCHEMA_VERSION,
         tool: Tool {
@@ -271,13 +268,37 @@ fn new_run(options: &Options, scenario: Scenario) -> Run {
         interrupted: true,
         scenario,
         scenario_text: options.scenario.clone(),
-        environment: environment::collect(),
+        environment: environment::collect(&options.guideway),
         environment_changes: BTreeMap::new(),
         comparability: Comparability::of(BTreeMap::new()),
         quietness: Vec::new(),
         series: Vec::new(),
         files: BTreeMap::new(),
     }
+}
+
+/// Makes of a trial what a result has of it: its counts, and its latencies by interval. `at` is its start, from the start
+/// of the run.
+pub fn record(
+    given: &load::Trial,
+    streams: &[Stream],
+    round: u32,
+    at: Duration,
+) -> (Trial, Streams) {
+    let trial = Trial {
+        round,
+        place: 0,
+        at: at.as_secs_f64(),
+        seconds: rounded(given.seconds),
+        tally: given.tally,
+        shares: given.shares.clone(),
+        drops: BTreeMap::new(),
+        figures: figures(&Streams::new(), None),
+        doubts: Vec::new(),
+    };
+    let place = (given.start, at, Duration::from_secs_f64(given.seconds));
+    let intervals = intervals(&given.requests, streams, place, round);
+    (trial, intervals)
 }
 
 /// Rounds to microseconds: such numbers are read from JSON as they were written.

@@ -15,6 +15,7 @@
 
 mod addresses;
 mod backends;
+mod drops;
 mod flows;
 mod guideway;
 mod kube_proxy;
@@ -32,11 +33,12 @@ use lab::{Cidr, Guideway, Machine, Process, Route, Topology};
 
 pub use self::{
     addresses::PlannedFlow,
+    backends::Responder,
+    drops::{Drops, dropped_between},
     planned::{PlannedSeries, planned},
 };
 use self::{
     addresses::{FIRST_CLIENT_PORT, Listing, routed},
-    backends::Responder,
     kube_proxy::Cluster,
 };
 use crate::{
@@ -77,6 +79,13 @@ pub trait Wire {
 
     /// Says what a system is, and the way of a packet.
     fn describe(&self, system: System) -> String;
+
+    /// Reads what was thrown away so far on the way of a system's packets.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel does not tell, or an agent does not answer.
+    fn drops(&self, system: System) -> Result<Drops>;
 }
 
 /// The machines, and what runs on them.
@@ -280,6 +289,10 @@ impl Wire for Lab {
     fn backend_names(&self, system: System) -> Vec<String> {
         let names = self.nodes(system).iter();
         names.map(|node| node.label().to_owned()).collect()
+    }
+
+    fn drops(&self, system: System) -> Result<Drops> {
+        self.read_drops(system)
     }
 
     fn describe(&self, system: System) -> String {

@@ -144,6 +144,7 @@ fn a_scenario_is_measured_reported_verified_and_compared() {
     assert!(report.status.success(), "{}", text(&report));
     let verify = bench(&["verify", &page]);
     assert!(verify.status.success(), "{}", text(&verify));
+    exports_are_read_by_others(&scratch, &out);
     let edited = fs::read_to_string(&page)
         .unwrap()
         .replacen("<h1>", "<h1>Not: ", 1);
@@ -166,6 +167,56 @@ fn a_scenario_is_measured_reported_verified_and_compared() {
         "{}",
         text(&same)
     );
+}
+
+fn content(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// Writes a redacted report in each format. Prometheus takes the metrics, and readers of results the redacted one.
+fn exports_are_read_by_others(scratch: &Scratch, out: &str) {
+    let names = ["json", "csv", "openmetrics", "svg", "results-to", "html"];
+    let paths = names.map(|name| scratch.path(&format!("export.{name}")));
+    let options = names.map(|name| format!("--{name}"));
+    let mut arguments = vec!["report", out, "--redact"];
+    for (option, path) in options.iter().zip(&paths) {
+        arguments.extend([option.as_str(), path]);
+    }
+    let markdown = scratch.path("page.md");
+    let marks = "<!-- begin of the report -->\nold\n<!-- end of the report -->\n";
+    fs::write(&markdown, format!("before\n{marks}after\n"))
+        .expect("the directory is the test's own");
+    arguments.extend(["--markdown", &markdown]);
+    let report = bench(&arguments);
+    assert!(report.status.success(), "{}", text(&report));
+    let written = content(&markdown);
+    assert!(written.starts_with("before\n<!-- begin") && written.ends_with("report -->\nafter\n"));
+    assert!(
+        written.contains("| ours-ipip | 400/s | ") && !written.contains("old"),
+        "{written}"
+    );
+    let [json, csv, metrics, svg, results, page] = &paths;
+    assert!(content(csv).lines().count() > 50);
+    assert!(Path::new(svg).join("percentiles.svg").exists());
+
+    let mut check = Command::new("promtool");
+    check
+        .args(["check", "metrics"])
+        .stdin(fs::File::open(metrics).expect("the report has written it"));
+    let check = check
+        .output()
+        .expect("deploy/setup.sh test has installed it");
+    assert!(check.status.success(), "{}", text(&check));
+    let readers = read_by_others(&format!("{results}/result-1"));
+    assert!(readers.status.success(), "{}", text(&readers));
+    let verify = bench(&["verify", page]);
+    assert!(verify.status.success(), "{}", text(&verify));
+
+    let host = content("/proc/sys/kernel/hostname");
+    let json = content(json);
+    assert!(json.contains("\"host.name\": \"host-"));
+    let named = |text: &str| text.contains(&format!("\"{}\"", host.trim()));
+    assert!(!named(&json), "{host}");
 }
 
 /// Leaves of a result what a run has written that was ended after `rounds` rounds.
@@ -412,4 +463,17 @@ fn a_machine_without_the_programs_is_told_what_to_do_before_anything_is_made() {
         "{}",
         text(&preflight)
     );
+}
+
+#[test]
+fn the_scenario_of_make_report_can_run_in_less_than_a_quarter_of_an_hour() {
+    let scenario = concat!(env!("CARGO_MANIFEST_DIR"), "/report.yaml");
+    let preflight = bench(&["preflight", scenario]);
+    assert!(preflight.status.success(), "{}", text(&preflight));
+    let said = text(&preflight);
+    let (_, minutes) = said
+        .split_once("7 systems under 2 loads in 8 rounds, whose trials take ")
+        .unwrap();
+    let minutes: f64 = minutes.split(' ').next().unwrap().parse().unwrap();
+    assert!(minutes < 10.0, "{said}");
 }

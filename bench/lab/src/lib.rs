@@ -73,7 +73,7 @@ pub use machine::Machine;
 pub use namespace::Namespace;
 pub use nix::sys::signal::Signal;
 pub use offload::Offload;
-pub use priority::run_when_idle;
+pub use priority::{run_first, run_when_idle};
 pub use process::{Process, output};
 pub use raw::RawSocket;
 pub use registry::sweep;

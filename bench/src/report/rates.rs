@@ -103,6 +103,20 @@ pub(super) fn as_text(run: &Run) -> String {
     text
 }
 
+/// Returns the same table in Markdown; nothing if no series has a rate.
+pub(super) fn as_markdown(run: &Run) -> String {
+    let mut text = String::new();
+    for row in rows(run) {
+        if text.is_empty() {
+            text = "\n| series | offered/s | sent/s | received, million/s | lost | reordered |\n\
+                    |---|---|---|---|---|---|\n"
+                .to_owned();
+        }
+        let _ = writeln!(text, "| {} |", row.join(" | "));
+    }
+    text
+}
+
 fn rows(run: &Run) -> impl Iterator<Item = [String; 6]> {
     let untimed = run.series.iter().filter(|series| !series.is_timed());
     untimed.map(|series| {

@@ -8,6 +8,9 @@ use crate::{
     stats::Estimate,
 };
 
+/// Share of the CPUs' time in a round that a hypervisor may take without a word.
+const STOLEN_AT_MOST: f64 = 0.01;
+
 /// What a result says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
@@ -34,7 +37,7 @@ impl Verdict {
         let mut sentences = of_wrong.into_iter().chain(own).chain(added);
         Self {
             sentence: sentences.next().unwrap_or_default(),
-            reasons: sentences.chain(reasons(run)).collect(),
+            reasons: reasons(run).into_iter().chain(sentences).collect(),
         }
     }
 }
@@ -205,6 +208,14 @@ fn reasons(run: &Run) -> Vec<String> {
             lost(run) * 100.0
         ));
     }
+    let stolen = run.quietness.iter().filter_map(|look| look.stolen);
+    let stolen = stolen.fold(0.0, f64::max);
+    if stolen > STOLEN_AT_MOST {
+        reasons.push(format!(
+            "A hypervisor took up to {:.1} % of the CPUs' time in a round.",
+            stolen * 100.0
+        ));
+    }
     for (name, value) in &run.environment_changes {
         reasons.push(format!("{name} changed during the run, to {value}."));
     }
@@ -318,10 +329,9 @@ mod tests {
         let figures = &files.run.series[1].figures.round_trip;
         assert!(figures.count == 0 && figures.value(50.0).is_none());
         let text = crate::report::text(&files);
-        assert!(
-            !text.lines().any(|line| line.starts_with("ours-ipip-1  ")),
-            "{text}"
-        );
+        let is_told = |text: &str| text.lines().any(|line| line.starts_with("ours-ipip-1  "));
+        let (latencies, packets) = text.split_once("\npackets").unwrap();
+        assert!(!is_told(latencies) && is_told(packets), "{text}");
         let doubts = &files.run.series[1].trials[0].doubts;
         assert!(doubts[0].starts_with("overloaded: of 1000"), "{doubts:?}");
         assert!(files.run.series[0].figures.round_trip.value(50.0).is_some());

@@ -118,6 +118,11 @@ pub struct Quietness {
     pub longest_ns: u64,
     /// Share of the time (0 to 1) that was lost in gaps of more than 10 microseconds.
     pub lost: f64,
+    /// Share of the CPUs' time (0 to 1) that a hypervisor took since the look before; absent for the first look.
+    pub stolen: Option<f64>,
+    /// Share of the time (0 to 1) since the look before in which something waited for a CPU (pressure stall
+    /// information); absent for the first look, and where the kernel does not tell.
+    pub waited: Option<f64>,
 }
 
 /// A system under a load, in all rounds.
@@ -217,6 +222,9 @@ pub struct Trial {
     pub tally: Tally,
     /// Answers by backend; empty if the generator does not know who answers.
     pub shares: Vec<u64>,
+    /// Packets that machines threw away meanwhile, by machine and place. Others' packets count too: for those of the
+    /// trial, see the tally.
+    pub drops: BTreeMap<String, u64>,
     /// The figures of this trial. There are none if it is overloaded.
     pub figures: Figures,
     /// Findings that make the trial's latencies doubtful.

@@ -3,7 +3,11 @@
 use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use super::*;
-use crate::{probe::Tally, scenario::Scenario, stats::SplitMix64};
+use crate::{
+    probe::Tally,
+    scenario::{Named, Scenario, System},
+    stats::SplitMix64,
+};
 
 /// The committed schema.
 const SCHEMA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/result.schema.json");
@@ -43,6 +47,27 @@ pub(crate) fn sample(seed: u64, slower: f64) -> Files {
         series,
         files: BTreeMap::new(),
     };
+    Files::make(run, 1_795_219_200.0, all).unwrap()
+}
+
+/// Makes a result of all systems under two loads.
+pub(crate) fn sample_of_loads(seed: u64) -> Files {
+    let mut run = sample(seed, 1.5).run;
+    run.series.clear();
+    let mut all = BTreeMap::new();
+    for (place, (system, _)) in (0..).zip(System::NAMES) {
+        for (number, rate) in [(1, 500.0), (2, 4_000.0)] {
+            let slower = 1.0 + f64::from(place * number) / 5.0;
+            let (mut made, mut streams) = series(seed, slower);
+            let mut one = made.remove(1);
+            let intervals = streams.remove(&one.name).unwrap();
+            one.name = format!("{system}-{number}");
+            one.system = (*system).to_owned();
+            one.load.rate = Some(rate);
+            all.insert(one.name.clone(), intervals);
+            run.series.push(one);
+        }
+    }
     Files::make(run, 1_795_219_200.0, all).unwrap()
 }
 
@@ -114,6 +139,7 @@ fn trial(round: u32, factor: f64, random: &mut SplitMix64, streams: &mut Streams
         seconds: 2.0,
         tally,
         shares,
+        drops: BTreeMap::from([("edge0: eth0, received".to_owned(), u64::from(round))]),
         figures: figures(streams, Some(round)),
         doubts: Vec::new(),
     }
@@ -279,6 +305,7 @@ pub(crate) fn rates() -> Files {
             ..Tally::default()
         },
         shares: Vec::new(),
+        drops: BTreeMap::new(),
         figures: figures(&Streams::new(), None),
         doubts: Vec::new(),
     };

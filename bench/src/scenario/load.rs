@@ -183,6 +183,18 @@ impl Load {
         Some(self.rate? * share)
     }
 
+    /// Returns the sizes of frames as scenarios have them: one, or several with weights.
+    pub fn frame_sizes(&self) -> String {
+        let sizes = self.frame_bytes.iter();
+        let sizes: Vec<String> = match self.frame_bytes.as_slice() {
+            [one] => vec![one.bytes.to_string()],
+            _ => sizes
+                .map(|size| format!("{}:{}", size.bytes, size.weight))
+                .collect(),
+        };
+        sizes.join(" ")
+    }
+
     /// Returns the share of requests that the rarest flow has.
     pub fn rarest_share(flows: u32, order: FlowOrder) -> f64 {
         let flows_as_share = 1.0 / f64::from(flows.max(1));
@@ -224,14 +236,7 @@ impl fmt::Display for Load {
         if self.new_flow_share > 0.0 {
             write!(f, " and {} % of new ones", self.new_flow_share * 100.0)?;
         }
-        let sizes = self.frame_bytes.iter();
-        let sizes: Vec<String> = match self.frame_bytes.as_slice() {
-            [one] => vec![one.bytes.to_string()],
-            _ => sizes
-                .map(|size| format!("{}:{}", size.bytes, size.weight))
-                .collect(),
-        };
-        write!(f, ", frames of {} bytes", sizes.join(" "))
+        write!(f, ", frames of {} bytes", self.frame_sizes())
     }
 }
 

@@ -29,14 +29,19 @@ const POLL: Timespec = Timespec {
 
 /// A backend: a thread with a socket for each of its addresses. It ends on drop.
 #[derive(Debug)]
-pub(super) struct Responder {
+pub struct Responder {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Responder {
-    /// Starts the backend with this number on a machine.
-    pub(super) fn start(
+    /// Starts the backend with this number on a machine. It answers with the key of marks, and adds what it reads to
+    /// the arrivals.
+    ///
+    /// # Errors
+    ///
+    /// When an address cannot be had.
+    pub fn start(
         node: &Machine,
         addresses: &[SocketAddr],
         number: u16,

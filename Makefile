@@ -127,7 +127,9 @@ health: setup
 	$(call only,--workspace --test e2e health)
 
 # What takes too long for each change: floods and outages of five minutes, 10 000 hostile objects, and
-# random frames and cases of seeds that are drawn, and printed.
+# random frames and cases of seeds that are drawn, and printed. A seed that fails is kept, to be committed with the mend,
+# and runs each time from then on.
+soak: KEPT_SEEDS := fastpath/tests/random_frames/seeds
 soak: export GUIDEWAY_ATTACK_SECONDS := 300
 soak: export GUIDEWAY_OUTAGE_SECONDS := 300
 soak: export GUIDEWAY_HOSTILE_OBJECTS := 10000
@@ -136,8 +138,11 @@ soak:
 	cargo test --workspace --locked --test attack -- --nocapture
 	$(call only,--workspace --test kubernetes outages)
 	$(call only,--workspace --test kubernetes hostile_objects)
-	seed=$$(od -An -N8 -tx8 /dev/urandom | tr -d ' '); echo "GUIDEWAY_SEED=$$seed"; \
-		GUIDEWAY_SEED=$$seed cargo test --workspace --locked --test random_frames --test tables -- random_frames ledger
+	for seed in $$(cat $(KEPT_SEEDS)) $$(od -An -N8 -tx8 /dev/urandom); do \
+		echo "GUIDEWAY_SEED=$$seed"; \
+		GUIDEWAY_SEED=$$seed cargo test --workspace --locked --test random_frames --test tables -- random_frames ledger || \
+			{ grep -qx "$$seed" $(KEPT_SEEDS) || echo "$$seed" >>$(KEPT_SEEDS); exit 1; }; \
+	done
 	seed=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' '); echo "PROPTEST_RNG_SEED=$$seed"; \
 		PROPTEST_RNG_SEED=$$seed cargo test --workspace --lib --locked
 

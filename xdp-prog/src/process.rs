@@ -119,8 +119,8 @@ fn carry_out<F: FrameMut + FrameSum, T: World>(
             Ok(()) => {
                 match translate.service {
                     0 => tables.count_reason(ToClientReason::NatReply.index()),
-                    service => {
-                        let length = translate.length as u64;
+                    _ => {
+                        let (service, length) = (translate.service_id(), translate.length as u64);
                         tables.count_forward(service, translate.by.backend, length);
                     }
                 }
@@ -267,7 +267,10 @@ fn translate_error<F: FrameMut + FrameSum, T: World>(
     let by = error.error.by;
     match error.error.service {
         0 => tables.count_reason(ToClientReason::NatError.index()),
-        service => tables.count_forward(service, by.backend, error.error.length as u64),
+        _ => {
+            let length = error.error.length as u64;
+            tables.count_forward(error.error.service_id(), by.backend, length);
+        }
     }
     Ok(transmit_or_redirect(by.ifindex, ingress))
 }

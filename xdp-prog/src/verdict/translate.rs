@@ -5,8 +5,8 @@ use crate::{family::Family, world::Translation};
 /// A packet of NAT mode on its way to the other end of its flow.
 #[derive(Clone, Copy, Debug)]
 pub struct Translate<'t> {
-    /// Service id, for the counters; 0 towards the client.
-    pub service: u32,
+    /// Service id, for the counters; 0 towards the client. A word, because verdicts lie on the BPF stack.
+    pub service: u64,
     /// Family of the packet, which stays.
     pub family: Family,
     /// Offset of the IP header.
@@ -17,6 +17,15 @@ pub struct Translate<'t> {
     pub length: usize,
     /// New addresses, ports and Ethernet header.
     pub by: &'t Translation,
+}
+
+impl Translate<'_> {
+    /// Returns the service id.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "an id in a word")]
+    pub const fn service_id(&self) -> u32 {
+        self.service as u32
+    }
 }
 
 /// An ICMP error of NAT mode: it leaves with new addresses, and its quote with the reverse translation.

@@ -204,7 +204,7 @@ pub(super) fn send_translated<'t, T: NatFlows>(
 ) -> Verdict<'t> {
     match tables.keep(translation) {
         Some(by) => Verdict::Translate(Translate {
-            service: arrived.service,
+            service: arrived.service.into(),
             family: arrived.family,
             l3: arrived.l3,
             l4: arrived.l4,

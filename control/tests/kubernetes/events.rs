@@ -103,7 +103,7 @@ fn nodes_slices_and_services_are_told_what_is_not_in_force() {
         panic!("two nodes");
     };
     world.launch_on([sound], "");
-    // Room for the older Service alone.
+    // Room for two Services, and some of a third one.
     let more = "announce: { interfaces: [nosuch0] }
 node_config: [{ nodes: [node1], config: { tables: { services: 12 }, kubernetes: { table_share: 100 } } }]
 ";
@@ -152,6 +152,7 @@ fn slice_and_service_are_told_once_by_all_agents_together(net: &Topology, world:
         service["spec"]["externalIPs"] = json!(["10.99.0.200"]);
         world.apply(&service);
     }
+    world.apply(&objects::service("youngest", 30_083));
     let told = |kind: &str, reason: &str| {
         let about = format!("involvedObject.kind={kind},reason={reason}");
         let events = world.control.get(&["events", "--field-selector", &about]);
@@ -160,7 +161,7 @@ fn slice_and_service_are_told_once_by_all_agents_together(net: &Topology, world:
     for (kind, reason, object) in [
         ("EndpointSlice", "NoServiceName", "nameless"),
         ("Service", "Conflict", "younger"),
-        ("Service", "TableFull", "younger"),
+        ("Service", "TableFull", "youngest"),
     ] {
         let told = wait_for(&format!("an Event {reason}"), PATIENCE, || {
             told(kind, reason).pop().ok_or("none")

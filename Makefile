@@ -67,6 +67,7 @@ check:
 # With the documentation: its links, commands, configuration files, and what of it is generated.
 host:
 	cargo test --workspace --lib --test docs --locked
+	$(call only,--workspace --test chart pages::)
 
 # The pages of the documentation that are generated.
 reference:

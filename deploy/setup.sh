@@ -341,6 +341,7 @@ runtime() {
         want iperf3 iperf3
         want dnsmasq dnsmasq-base
         want dig bind9-dnsutils
+        want sysctl procps
         want tshark tshark
         want qemu-system-x86_64 qemu-system-x86
         want cpio cpio

@@ -195,3 +195,27 @@ fn show_progress(text: &str) {
         let _ = write!(stderr(), "\r\x1b[K{text}");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::error::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn commands_of_the_page_are_known() {
+        let page = include_str!("../README.md").replace(" N`", " 1`");
+        let texts = page.lines().flat_map(|line| line.split('`'));
+        let commands = texts.filter_map(|text| Some(&text[text.find("guideway-bench ")?..]));
+        let mut count = 0;
+        for command in commands {
+            count += 1;
+            match Cli::try_parse_from(command.split_whitespace()) {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::DisplayHelp => {}
+                Err(error) => panic!("{command}: {error}"),
+            }
+        }
+        assert!(count > 10, "{count}");
+    }
+}

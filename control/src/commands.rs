@@ -241,6 +241,23 @@ fn resolve(
     if let (Ok(key), None) = (service.parse(), namespace) {
         return Ok(key);
     }
+    let keys = keys_of(socket, service, namespace, from)?;
+    match keys.as_slice() {
+        [one] => Ok(*one),
+        several => bail!(
+            "{service} is served at several; name one of {}",
+            listed(several)
+        ),
+    }
+}
+
+/// Returns the keys that a name stands for, at least one.
+fn keys_of(
+    socket: &Path,
+    service: &str,
+    namespace: Option<&String>,
+    from: Option<SocketAddr>,
+) -> Result<Vec<ServiceKey>> {
     let filter = ServiceFilter {
         service: Some(service.to_owned()),
         namespace: namespace.cloned(),
@@ -256,20 +273,17 @@ fn resolve(
     // The name of a Service stands for its own address. Its NodePorts count only if it has no address.
     let (ports, own): (Vec<_>, Vec<_>) = of_family.partition(|(_, node_port)| *node_port);
     let found = if own.is_empty() { ports } else { own };
-    match found.as_slice() {
-        [(one, _)] => Ok(*one),
-        [] => {
-            let lacks = from.map_or("is here", |_| "has an address of the client's family");
-            bail!("no service {service} {lacks}; `guideway services` lists all")
-        }
-        several => {
-            let several: Vec<String> = several.iter().map(|(key, _)| key.to_string()).collect();
-            bail!(
-                "{service} is served at several; name one of {}",
-                several.join(", ")
-            )
-        }
+    if found.is_empty() {
+        let lacks = from.map_or("is here", |_| "has an address of the client's family");
+        bail!("no service {service} {lacks}; `guideway services` lists all")
     }
+    Ok(found.into_iter().map(|(key, _)| key).collect())
+}
+
+/// Lists services in a line.
+fn listed(keys: &[ServiceKey]) -> String {
+    let keys: Vec<String> = keys.iter().map(ServiceKey::to_string).collect();
+    keys.join(", ")
 }
 
 /// Prints the flows that the machine knows.

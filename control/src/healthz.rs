@@ -43,6 +43,7 @@ pub struct Reports {
     problems: watch::Sender<Vec<Problem>>,
     problems_here: watch::Sender<Vec<Problem>>,
     problems_of_all: watch::Sender<Vec<Problem>>,
+    refused: watch::Sender<Vec<Problem>>,
     announced: watch::Sender<AnnouncedServices>,
     machine_state: watch::Sender<Option<MachineState>>,
 }
@@ -69,6 +70,7 @@ impl Reports {
             problems: watch::Sender::default(),
             problems_here: watch::Sender::default(),
             problems_of_all: watch::Sender::default(),
+            refused: watch::Sender::default(),
             announced: watch::Sender::default(),
             machine_state: watch::Sender::default(),
         }
@@ -111,6 +113,16 @@ impl Reports {
     /// Returns a receiver for the problems that all agents see and the controller does not.
     pub(crate) fn follow_problems_of_all(&self) -> watch::Receiver<Vec<Problem>> {
         self.problems_of_all.subscribe()
+    }
+
+    /// Replaces the Services for which the tables have no room. `kubernetes::object_events` publishes them.
+    pub(crate) fn set_refused(&self, refused: Vec<Problem>) {
+        tell_if_new(&self.refused, refused);
+    }
+
+    /// Returns a receiver for the Services for which the tables have no room.
+    pub(crate) fn follow_refused(&self) -> watch::Receiver<Vec<Problem>> {
+        self.refused.subscribe()
     }
 
     /// Replaces the Services whose addresses are announced here. `kubernetes::events` publishes them.

@@ -218,7 +218,6 @@ fn reasons_are_explained_without_an_agent() {
 fn lines_fit_the_terminal_and_are_whole_without_one() {
     let whole = guideway(&EXPLAIN).stdout;
     let whole = String::from_utf8(whole).unwrap();
-    let widest = |page: &str| page.lines().map(|line| line.chars().count()).max().unwrap();
     assert!(widest(&whole) > 120, "{whole}");
     let words = |page: &str| {
         page.split_whitespace()
@@ -226,18 +225,54 @@ fn lines_fit_the_terminal_and_are_whole_without_one() {
             .collect::<Vec<_>>()
     };
     for (terminal, variable, fits) in [(80, "", 80), (120, "", 120), (120, "80", 80), (0, "", 80)] {
-        let page = on_terminal(terminal, variable);
+        let page = on_terminal(&EXPLAIN, terminal, variable);
         assert!(widest(&page) <= fits, "{terminal} {variable}:\n{page}");
         assert!(widest(&page) > fits / 2, "{terminal} {variable}:\n{page}");
         assert_eq!(words(&page), words(&whole));
     }
 }
 
+#[test]
+fn help_of_each_command_fits_the_terminal() {
+    let mut cli = Cli::command();
+    cli.build();
+    let lines = command_lines(&cli);
+    assert!(lines.len() > 20, "{lines:?}");
+    for line in lines {
+        let mut words: Vec<&str> = line.split(' ').skip(1).collect();
+        words.push("--help");
+        let page = on_terminal(&words, 80, "");
+        assert!(page.contains(&format!("Usage: {line}")), "{line}:\n{page}");
+        assert!(widest(&page) <= 80, "{line}:\n{page}");
+    }
+}
+
+/// What to type for a command and for each of those below it.
+fn command_lines(command: &clap::Command) -> Vec<String> {
+    let own = command.get_bin_name().unwrap_or(command.get_name());
+    let below = command.get_subcommands().filter(|below| is_shown(below));
+    std::iter::once(own.to_owned())
+        .chain(below.flat_map(command_lines))
+        .collect()
+}
+
+fn is_shown(command: &clap::Command) -> bool {
+    command.get_name() != "help" && !command.is_hide_set()
+}
+
+/// The length of the longest line.
+fn widest(page: &str) -> usize {
+    page.lines()
+        .map(|line| line.chars().count())
+        .max()
+        .unwrap_or_default()
+}
+
 /// A page with long lines that needs no agent.
 const EXPLAIN: [&str; 3] = ["drops", "--explain", "encap_untrusted"];
 
-/// Prints [`EXPLAIN`] on a terminal of so many columns, which the environment may contradict.
-fn on_terminal(columns: u16, variable: &str) -> String {
+/// Prints a page on a terminal of so many columns, which the environment may contradict.
+fn on_terminal(arguments: &[&str], columns: u16, variable: &str) -> String {
     let size = Winsize {
         ws_row: 24,
         ws_col: columns,
@@ -246,7 +281,9 @@ fn on_terminal(columns: u16, variable: &str) -> String {
     };
     let terminal = openpty(&size, None).expect("a terminal is made");
     let mut command = Command::new(GUIDEWAY);
-    command.args(EXPLAIN).env("COLUMNS", variable);
+    command
+        .args(arguments)
+        .envs([("COLUMNS", variable), ("NO_COLOR", "1")]);
     let status = command.stdout(terminal.slave).status();
     let status = status.expect("the binary was built");
     assert!(status.success());
@@ -352,7 +389,7 @@ fn add_options(command: &clap::Command, pages: &mut Pages) {
         });
     pages.insert(format!("{}.1", name.replace(' ', "-")), options.collect());
     for below in command.get_subcommands() {
-        if below.get_name() != "help" && !below.is_hide_set() {
+        if is_shown(below) {
             add_options(below, pages);
         }
     }

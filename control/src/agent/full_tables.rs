@@ -4,16 +4,21 @@
 //! at each. An older service that comes late or grows takes the room of younger ones. A refused service is not
 //! tried again before something was freed that may help it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use fastpath::tables::{Change, Freed, InstalledService, ServiceKey, ServiceSpec, TableError};
 use xdp_prog::abi::map;
 
+use crate::api::NameParts;
 use crate::chain::chain;
 use crate::desired::Services;
-use crate::index::TableEntries;
+use crate::index::objects::ObjectName;
+use crate::index::{BrokenRule, Object, Problem, TableEntries};
 use crate::target_state::service_at;
+
+/// Most refused ports of Services that are told by Events.
+const MOST_TOLD: usize = 20;
 
 /// Age of a service: creation time, then name; then address and port within one service. Lesser is older.
 pub(super) type Age<'a> = (i64, &'a str, ServiceKey);
@@ -80,6 +85,25 @@ impl RefusedServices {
             }
             Ok(_) | Err(_) => drop(self.known.remove(&key)),
         }
+    }
+
+    /// Returns the Services that lack room, a few of them. The text is the same on all machines, which refuse the same
+    /// Services: it becomes one Event.
+    pub(super) fn problems(&self, services: &Services) -> Vec<Problem> {
+        let keys = self.known.keys().take(MOST_TOLD);
+        let names = keys.filter_map(|key| Some(NameParts::of(&service_at(services, key)?.1.name)));
+        let names: BTreeSet<ObjectName> = names
+            .map(|name| ObjectName::new(name.namespace, name.name))
+            .collect();
+        let problem = |name| Problem {
+            object: Object::Service(name),
+            rule: BrokenRule::TableFull,
+            text: "not all of it is served: a table is full, and older Services have its room"
+                .to_owned(),
+            remedy: "raise the table that `guideway status` names, or remove Services".to_owned(),
+            only_here: false,
+        };
+        names.into_iter().map(problem).collect()
     }
 
     /// Forgets services that are no longer wanted.

@@ -148,6 +148,8 @@ impl Agent {
             cluster: self.cluster_view(),
         };
         if let Some(feed) = self.feed().filter(|_| !self.waits_for_state()) {
+            let refused = self.programmed.refused.problems(&desired.services);
+            feed.reports().set_refused(refused);
             feed.reports().set_machine_state(view.machine_state());
         }
         // Frees the previous view, unless somebody still reads it.

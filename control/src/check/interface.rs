@@ -45,6 +45,14 @@ fn driver(interface: &Interface) -> &str {
     interface.driver.as_deref().unwrap_or("no driver")
 }
 
+/// Says why a device has no native XDP; a virtual one has no driver that could have it.
+fn unsupported(interface: &Interface) -> String {
+    match &interface.driver {
+        Some(driver) => format!("{driver} does not support it"),
+        None => "the device has no driver".to_owned(),
+    }
+}
+
 /// Judges the driver. Returns whether generic mode will be used.
 fn native_xdp(report: &mut SubjectReport, interface: &Interface, mode: AttachMode) -> bool {
     const CHECK: &str = "native XDP";
@@ -72,12 +80,15 @@ fn native_xdp(report: &mut SubjectReport, interface: &Interface, mode: AttachMod
         (_, NativeXdp::Supported { .. }) => report.ok(CHECK, format!("{driver} supports it")),
         (AttachMode::Native, NativeXdp::Unsupported) => report.fail(
             CHECK,
-            format!("{driver} does not support it"),
+            unsupported(interface),
             "set mode: native-or-generic, or use another NIC or driver",
         ),
         (AttachMode::NativeOrGeneric, NativeXdp::Unsupported) => report.warn(
             CHECK,
-            format!("{driver} does not support it: generic mode, several times slower"),
+            format!(
+                "{}: generic mode, several times slower",
+                unsupported(interface)
+            ),
             "use a NIC whose driver supports XDP",
         ),
         (_, NativeXdp::Unknown) => report.warn(

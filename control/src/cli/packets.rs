@@ -46,10 +46,12 @@ Filter: a packet must meet all parts that are given
   host ADDRESS, net PREFIX   source or destination; up to two of them
   port NUMBER                source or destination; up to two of them
   tcp, udp, sctp, icmp
-  service SERVICE            the same as host, port and protocol of a service, by its address or its name
+  service SERVICE            host, port and protocol of a service, by its address or its name. A
+                             name of several ports means host and protocols alone
   forward, pass, drop, reply, to_client
                              the verdict; any of them if several are given
-  reason NAME                the reason, as `guideway drops` names it, except those of `fail`; likewise
+  reason NAME                the reason, as `guideway drops` names it, except those of `fail`;
+                             likewise
 It looks into IP-in-IP and at the packet that an ICMP error quotes.
 
 Examples:

@@ -20,7 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use self::comment::Names;
 use self::devices::Devices;
 use self::file::{Direction, PcapNg, Record};
-use super::{resolve, width_of};
+use super::{keys_of, width_of};
 use crate::api::client::ask;
 use crate::api::{Backend, Request, ServiceFilter};
 use crate::cli;
@@ -36,7 +36,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// When the filter is invalid or names no service, nothing is attached, or the file cannot be written.
 pub fn capture(options: &cli::Capture) -> Result<()> {
     let socket = options.agent.socket()?;
-    let by_name = |name: &str| resolve(&socket, name, None, None);
+    let by_name = |name: &str| keys_of(&socket, name, None, None);
     let (filter, outcomes) = filter::parse(&options.filter, by_name)?;
     let is_over = stop_on_signal().context("cannot handle signals")?;
     let every = Request::Backends(ServiceFilter::default());

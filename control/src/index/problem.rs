@@ -87,6 +87,8 @@ rules! {
     TooManyBackends,
     /// A Service or namespace would take more than its share of a table. What exceeds the share is not served.
     TableShare,
+    /// A table of an agent is full, and older Services have its room. What does not fit is not served.
+    TableFull,
     /// A Node has no InternalIP or ExternalIP. Its pods are reached by NAT at best.
     NoInternalAddress,
     /// A health check port cannot be opened.

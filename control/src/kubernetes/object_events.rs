@@ -1,4 +1,5 @@
-//! Publishes Events about EndpointSlices, and about Services whose endpoints or other Services are in their way.
+//! Publishes Events about EndpointSlices, and about Services whose endpoints or other Services are in their way, or for
+//! which the tables have no room.
 //!
 //! All agents see these problems alike, and the controller, which follows no slices, does not. So all agents publish the
 //! same Event by the same name: the API server keeps that of the first.
@@ -36,17 +37,22 @@ pub(super) async fn publish(
     reports: Reports,
     request_errors: RequestErrors,
 ) {
-    let mut problems = reports.follow_problems_of_all();
+    let mut of_objects = reports.follow_problems_of_all();
+    let mut refused = reports.follow_refused();
     let mut told: BTreeSet<Problem> = BTreeSet::new();
     loop {
-        let current: BTreeSet<Problem> = {
-            let problems = problems.borrow_and_update();
-            problems.iter().cloned().collect()
-        };
+        let mut current = BTreeSet::new();
+        for problems in [&mut of_objects, &mut refused] {
+            current.extend(problems.borrow_and_update().iter().cloned());
+        }
         told.retain(|problem| current.contains(problem));
         let next = current.difference(&told).next().cloned();
         let Some(problem) = next else {
-            if problems.changed().await.is_err() {
+            let changed = tokio::select! {
+                changed = of_objects.changed() => changed,
+                changed = refused.changed() => changed,
+            };
+            if changed.is_err() {
                 return;
             }
             continue;

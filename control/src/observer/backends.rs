@@ -94,7 +94,8 @@ impl Observation<'_> {
         let traffic = self.inputs.reader.backend_traffic(&view.tables);
         let mut keys: BTreeMap<u32, (bool, &ServiceKey)> = BTreeMap::new();
         for (key, service) in view.tables.services() {
-            let of_node_port = !view.services.contains_key(key);
+            let configured = service_at(&view.services, key);
+            let of_node_port = configured.is_none_or(|(key, _)| key.address.is_unspecified());
             let first = keys.entry(service.owner).or_insert((of_node_port, key));
             *first = (*first).min((of_node_port, key));
         }

@@ -23,6 +23,13 @@ services:
   - {name: b, address: 10.99.0.1, port: 81, protocol: tcp, backends: [{address: 10.0.0.1}]}
 ";
 
+const WITH_NODE_PORT: &str = "\
+interfaces: [{name: eth0}]
+vips: [10.99.0.1]
+services:
+  - {name: a, address: 10.99.0.1, port: 80, node_port: 30080, protocol: tcp, mode: nat, backends: [{address: 10.0.0.1}]}
+";
+
 /// What an observer reads, and what an agent would.
 struct World {
     loaded: Loaded,
@@ -125,6 +132,16 @@ async fn answers_are_made_of_what_was_published_and_counted() {
     assert!(metrics.contains("\nguideway_services 2\n"), "{metrics}");
     assert_eq!(world.observer.unattached().await, Some(Vec::new()));
     drop(world.loaded);
+}
+
+#[tokio::test]
+async fn port_of_a_backend_is_that_of_the_virtual_address() {
+    let mut world = World::new();
+    world.serve(WITH_NODE_PORT);
+    let metrics = world.observer.metrics().await.unwrap();
+    let packets = "guideway_backend_packets_total{";
+    let line = metrics.lines().find(|line| line.starts_with(packets));
+    assert!(line.unwrap().contains("port=\"80\""), "{line:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -70,7 +70,12 @@ pub(crate) struct Objects(Vec<Value>);
 impl Objects {
     /// Renders the chart with the required values and these.
     pub(crate) fn render(values: &[&str]) -> Self {
-        let objects: Vec<Option<Value>> = serde_saphyr::from_multiple(&manifest(values)).unwrap();
+        Self::parse(&manifest(values))
+    }
+
+    /// Reads rendered objects.
+    pub(crate) fn parse(manifest: &str) -> Self {
+        let objects: Vec<Option<Value>> = serde_saphyr::from_multiple(manifest).unwrap();
         Self(objects.into_iter().flatten().collect())
     }
 

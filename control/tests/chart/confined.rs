@@ -181,7 +181,7 @@ fn greeted(at: SocketAddr) -> io::Result<String> {
 }
 
 /// What a container runtime makes of the agents' pod on a machine.
-struct Bundle<'test> {
+pub(crate) struct Bundle<'test> {
     node: &'test Machine,
     objects: &'test Objects,
     directory: PathBuf,
@@ -189,7 +189,11 @@ struct Bundle<'test> {
 
 impl<'test> Bundle<'test> {
     /// Makes the root file system: the image, the ConfigMap, and the service account's token.
-    fn new(server: &ControlPlane, node: &'test Machine, objects: &'test Objects) -> Self {
+    pub(crate) fn new(
+        server: &ControlPlane,
+        node: &'test Machine,
+        objects: &'test Objects,
+    ) -> Self {
         let directory = Path::new(Namespace::FILES).join("bundle");
         let root = directory.join("rootfs");
         let account = server.pod_token(NAMESPACE, "guideway-agent", node.label());
@@ -239,7 +243,7 @@ impl<'test> Bundle<'test> {
     }
 
     /// Runs a container of the pod with the machine's network and bpffs.
-    fn run(&self, name: &str) -> Process {
+    pub(crate) fn run(&self, name: &str) -> Process {
         let pod = self.objects.agent_pod();
         let configuration = configuration(container(pod, name), pod, self.node);
         let machine = self.node.namespace();
@@ -276,20 +280,24 @@ fn configuration(agent: &Value, pod: &Value, node: &Machine) -> Value {
         .chain(arguments.map(|argument| argument.as_str().unwrap()))
         .collect();
     let addresses = format!("{},{}", node.v4(), node.v6());
+    // As the kubelet gives them to every container, which may have others.
+    let server = [
+        format!("KUBERNETES_SERVICE_HOST={}", ControlPlane::ADDRESS),
+        format!("KUBERNETES_SERVICE_PORT={}", ControlPlane::PORT),
+    ];
     let variables = agent["env"].as_array().into_iter().flatten();
-    let variables: Vec<_> = variables
-        .map(|variable| {
-            let value = match variable["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
-                Some("metadata.namespace") => NAMESPACE,
-                Some("metadata.name") => "agent",
-                Some("spec.nodeName") => node.label(),
-                Some("status.hostIPs") => &addresses,
-                Some(other) => panic!("{other}"),
-                None => variable["value"].as_str().unwrap(),
-            };
-            format!("{}={value}", variable["name"].as_str().unwrap())
-        })
-        .collect();
+    let variables = variables.map(|variable| {
+        let value = match variable["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
+            Some("metadata.namespace") => NAMESPACE,
+            Some("metadata.name") => "agent",
+            Some("spec.nodeName") => node.label(),
+            Some("status.hostIPs") => &addresses,
+            Some(other) => panic!("{other}"),
+            None => variable["value"].as_str().unwrap(),
+        };
+        format!("{}={value}", variable["name"].as_str().unwrap())
+    });
+    let variables: Vec<_> = server.into_iter().chain(variables).collect();
     json!({
         "ociVersion": "1.0.2",
         "process": {

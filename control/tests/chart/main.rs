@@ -11,6 +11,7 @@ mod confined;
 mod image;
 mod licences;
 mod monitoring;
+mod newcomer;
 #[path = "../docs/page.rs"]
 #[allow(dead_code, reason = "the tests of the documentation need the rest")]
 mod page;

@@ -1,6 +1,6 @@
 //! The dashboard and the alert rules ask for metrics that exist.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use serde_json::Value;
@@ -107,6 +107,25 @@ fn dashboard_asks_for_documented_metrics() {
     {
         let query = variable["query"]["query"].as_str().unwrap();
         expect_documented("variable", query);
+    }
+}
+
+#[test]
+fn panels_of_the_dashboard_lie_beside_each_other() {
+    let dashboard: Value =
+        serde_json::from_str(&text("helm/guideway/files/dashboard.json")).unwrap();
+    let mut taken = BTreeMap::new();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        let title = panel["title"].as_str().unwrap();
+        let place = |part: &str| panel["gridPos"][part].as_u64().unwrap();
+        // The width of Grafana's grid.
+        assert!(place("x") + place("w") <= 24, "{title}");
+        for x in place("x")..place("x") + place("w") {
+            for y in place("y")..place("y") + place("h") {
+                let other = taken.insert((x, y), title);
+                assert_eq!(other, None, "{title} covers another one");
+            }
+        }
     }
 }
 

@@ -74,6 +74,11 @@ fn targets_of_make_and_files_of_the_repository_exist() {
                 }
                 _ => {}
             }
+            for option in words.windows(2).filter(|_| words[0] == "cargo") {
+                if !has_target(&option[0], &option[1]) {
+                    missing.push(format!("{at}: {}", option.join(" ")));
+                }
+            }
             for file in words.iter().filter(|word| word.starts_with("deploy/")) {
                 if !root().join(file).exists() {
                     missing.push(format!("{at}: {file}"));
@@ -82,6 +87,20 @@ fn targets_of_make_and_files_of_the_repository_exist() {
         }
     }
     assert!(missing.is_empty(), "{}", missing.join("\n"));
+}
+
+/// Tells whether a package has the test or benchmark that an option of cargo names.
+fn has_target(option: &str, name: &str) -> bool {
+    let folder = match option {
+        "--bench" => "benches",
+        "--test" => "tests",
+        _ => return true,
+    };
+    let packages = ["bench", "bench/lab", "control", "fastpath", "xdp-prog"];
+    packages.iter().any(|package| {
+        let folder = root().join(package).join(folder);
+        folder.join(format!("{name}.rs")).exists() || folder.join(name).join("main.rs").exists()
+    })
 }
 
 fn is_guideway(word: &str) -> bool {
@@ -93,7 +112,7 @@ fn refused(words: &[String], whole: bool) -> Option<String> {
     let error = match Cli::try_parse_from(words) {
         Ok(cli) => match cli.command {
             Command::Capture(capture) => {
-                let some = |_: &str| Ok("192.0.2.10:80/tcp".parse()?);
+                let some = |_: &str| Ok(vec!["192.0.2.10:80/tcp".parse()?]);
                 let error = filter::parse(&capture.filter, some).err()?;
                 return Some(format!("{words:?}: {error}"));
             }

@@ -16,6 +16,7 @@ mod faults_planted;
 mod fields;
 mod links;
 mod page;
+mod programs;
 mod reference;
 mod shell;
 mod values;

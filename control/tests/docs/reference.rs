@@ -8,6 +8,8 @@ use super::page::{read, root};
 const PAGE: &str = "deploy/docs/commands.md";
 /// With it, the page is written anew: `make reference`.
 const VARIABLE: &str = "GUIDEWAY_WRITE_DOCS";
+/// Where the lines of the page end, whatever the terminal of who writes it.
+const WIDTH: usize = 100;
 
 #[test]
 fn page_of_the_documentation_is_made_of_the_command_line() {
@@ -22,7 +24,7 @@ fn page_of_the_documentation_is_made_of_the_command_line() {
 }
 
 fn page() -> String {
-    let mut cli = Cli::command();
+    let mut cli = Cli::command().term_width(WIDTH);
     cli.build();
     let mut page = "\
 # Commands

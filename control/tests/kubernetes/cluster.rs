@@ -1,8 +1,10 @@
 //! `guideway cluster`, run by an operator who may read pods through the API server's proxy and write nothing.
 
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
+use lab::kubernetes::program;
 use lab::{Machine, Namespace, Process, Topology, wait_for};
 use serde_json::{Value, json};
 
@@ -16,6 +18,7 @@ pub(crate) const RIGHTS: &str = "
 - {apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list]}
 - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [list]}
 ";
+const GUIDEWAY: &str = env!("CARGO_BIN_EXE_guideway");
 pub(crate) const METRICS: u16 = 9750;
 pub(crate) const OF_CONTROLLER: u16 = 9752;
 
@@ -45,20 +48,30 @@ impl<'net> Operator<'net> {
 
     /// Prepares a command.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let command = self.machine.command(GUIDEWAY);
+        self.with_options(command, "cluster", arguments)
+    }
+
+    /// Prepares the same command for kubectl, which runs the link to our program as its plugin.
+    fn plugin_command(&self, arguments: &[&str]) -> Command {
+        let link = Path::new(Namespace::FILES).join("kubectl-guideway");
+        self.machine.run(|| symlink(GUIDEWAY, link)).unwrap();
+        let mut command = self.machine.command(program("kubectl").unwrap());
+        command.env("PATH", Namespace::FILES);
+        self.with_options(command, "guideway", arguments)
+    }
+
+    fn with_options(&self, mut command: Command, group: &str, arguments: &[&str]) -> Command {
         let kubeconfig = Path::new(Namespace::FILES).join("kubeconfig");
-        let mut command = self.machine.command(env!("CARGO_BIN_EXE_guideway"));
-        let port = METRICS.to_string();
-        command.env("KUBECONFIG", kubeconfig).args(["cluster"]);
-        command.args(arguments).args(["--edge-port", &port]);
+        command.env("KUBECONFIG", kubeconfig).arg(group);
+        command.args(arguments);
+        command.args(["--edge-port", &METRICS.to_string()]);
         command
     }
 
     /// Runs a command; returns its exit code and what it prints.
     pub(crate) fn run(&self, arguments: &[&str]) -> (i32, String) {
-        let output = self.command(arguments).output().unwrap();
-        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-        let printed = String::from_utf8(output.stdout).unwrap();
-        (output.status.code().unwrap(), printed + &errors)
+        answer(self.command(arguments))
     }
 
     fn status(&self) -> (i32, Value) {
@@ -91,6 +104,13 @@ impl<'net> Operator<'net> {
         .unwrap();
         last
     }
+}
+
+fn answer(mut command: Command) -> (i32, String) {
+    let output = command.output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    let printed = String::from_utf8(output.stdout).unwrap();
+    (output.status.code().unwrap(), printed + &errors)
 }
 
 /// Writes a pod as the chart and a kubelet would.
@@ -181,6 +201,8 @@ fn status_of_a_cluster_names_who_is_silent_and_what_differs() {
     let (_, page) = operator.run(&["status", "-o", "wide"]);
     assert!(page.contains("no findings"), "{page}");
     eprintln!("{page}");
+    let (code, page) = answer(operator.plugin_command(&["status"]));
+    assert_eq!((code, page.contains("no findings")), (0, true), "{page}");
 
     // The edge comes back with a seed of its own, and the agent of a node is gone.
     let edge = world.agents.remove(0);

@@ -103,7 +103,11 @@ fn nodes_slices_and_services_are_told_what_is_not_in_force() {
         panic!("two nodes");
     };
     world.launch_on([sound], "");
-    world.launch_on([degraded], "announce: { interfaces: [nosuch0] }\n");
+    // Room for two Services, and some of a third one.
+    let more = "announce: { interfaces: [nosuch0] }
+node_config: [{ nodes: [node1], config: { tables: { services: 12 }, kubernetes: { table_share: 100 } } }]
+";
+    world.launch_on([degraded], more);
     slice_and_service_are_told_once_by_all_agents_together(&net, &world);
     for (node, kind, reason, expected) in [
         (
@@ -148,17 +152,22 @@ fn slice_and_service_are_told_once_by_all_agents_together(net: &Topology, world:
         service["spec"]["externalIPs"] = json!(["10.99.0.200"]);
         world.apply(&service);
     }
+    world.apply(&objects::service("youngest", 30_083));
     let told = |kind: &str, reason: &str| {
         let about = format!("involvedObject.kind={kind},reason={reason}");
         let events = world.control.get(&["events", "--field-selector", &about]);
         events.unwrap()["items"].as_array().unwrap().clone()
     };
-    for (kind, reason) in [("EndpointSlice", "NoServiceName"), ("Service", "Conflict")] {
+    for (kind, reason, object) in [
+        ("EndpointSlice", "NoServiceName", "nameless"),
+        ("Service", "Conflict", "younger"),
+        ("Service", "TableFull", "youngest"),
+    ] {
         let told = wait_for(&format!("an Event {reason}"), PATIENCE, || {
             told(kind, reason).pop().ok_or("none")
         });
         let told = told.unwrap();
-        let object = told["involvedObject"]["name"].as_str().unwrap();
+        assert_eq!(told["involvedObject"]["name"], object);
         let seen = world.control.get(&[&kind.to_lowercase(), object]).unwrap();
         assert_eq!(told["involvedObject"]["uid"], seen["metadata"]["uid"]);
         assert_eq!(told["type"], "Warning");

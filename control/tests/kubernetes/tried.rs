@@ -101,7 +101,7 @@ fn one_is_made_tried_and_removed(net: &Topology, world: &World<'_>, operator: &O
     let page = whole.stdout();
     eprintln!("{page}");
     assert_eq!(code, Some(0), "{page}{}", whole.stderr());
-    assert!(page.contains("1 TCP ports answer"), "{page}");
+    assert!(page.contains("TCP ports that answer: 1"), "{page}");
     assert_eq!(all_made(), [""; 0]);
 }
 
@@ -122,7 +122,7 @@ fn those_that_are_there_are_tried(net: &Topology, world: &mut World<'_>, operato
     let all = wait_for_code(operator, &["--existing"], 0);
     assert_eq!(subjects(&all, "OK"), ["edge0", "edge1", "from here"]);
     let request = all.last().unwrap()["detail"].as_str().unwrap();
-    assert_eq!(request, "2 TCP ports answer; 2 others were not tried");
+    assert_eq!(request, "TCP ports that answer: 2; others, not tried: 2");
 
     // An edge is silent, and the other one has no pod.
     world.agents[1].kill();

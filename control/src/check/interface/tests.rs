@@ -140,6 +140,17 @@ fn driver_without_xdp_fails_only_where_native_is_asked_for() {
             ("merging offloads", Severity::Warn)
         ]
     );
+    let said = |nic: &Interface| {
+        found(|report| {
+            native_xdp(report, nic, AttachMode::Native);
+        })
+    };
+    assert_eq!(said(&nic).detail, "ice does not support it");
+    let virtual_device = Interface {
+        driver: None,
+        ..nic
+    };
+    assert_eq!(said(&virtual_device).detail, "the device has no driver");
 }
 
 #[test]

@@ -106,7 +106,7 @@ pub(super) fn judge(edge: &Edge, ports: &Ports) -> Vec<Finding> {
         .collect();
     let more = faults.len().saturating_sub(NAMED);
     if faults.is_empty() && !ports.is_empty() {
-        report.ok("services", format!("it serves {} ports", ports.len()));
+        report.ok("services", format!("ports served: {}", ports.len()));
     }
     for (what, remedy) in faults.into_iter().take(NAMED) {
         report.fail("service", what, remedy);

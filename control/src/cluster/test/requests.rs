@@ -43,7 +43,7 @@ pub(super) async fn send(ports: &Ports) -> Vec<Finding> {
         let left_out = tcp.len().saturating_sub(MOST) + others.len();
         report.ok(
             "request",
-            format!("{answering} TCP ports answer; {left_out} others were not tried"),
+            format!("TCP ports that answer: {answering}; others, not tried: {left_out}"),
         );
     }
     report.findings

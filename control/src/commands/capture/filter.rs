@@ -1,16 +1,18 @@
 //! Parses the words that select what is captured.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use anyhow::Result;
 use fastpath::capture::{Filter, Network, Outcomes};
-use fastpath::tables::{Protocol, ServiceKey};
+use fastpath::tables::ServiceKey;
 use ipnet::IpNet;
 use xdp_prog::abi::AddressKey;
 use xdp_prog::reason::{self, ReasonKind};
 use xdp_prog::wire::protocol;
 
 use crate::cli::one_service;
+use crate::commands::listed;
 
 /// Number of bits before an IPv4 address that is mapped into IPv6.
 const MAPPED: u32 = 96;
@@ -40,6 +42,11 @@ pub enum FilterError {
     /// Two protocols; a packet has only one.
     #[error("filter: one protocol only")]
     Protocols,
+    /// A name that stands for services that a filter cannot hold together.
+    #[error(
+        "filter: this name stands for several addresses or too many protocols; name one of {0}"
+    )]
+    Services(String),
 }
 
 /// The words of a filter, while they are read.
@@ -51,14 +58,14 @@ struct Words {
     outcomes: Option<Outcomes>,
 }
 
-/// Parses a filter: which frames, and which outcomes. `by_name` finds services by their names.
+/// Parses a filter: which frames, and which outcomes. `by_name` finds the services that a name stands for.
 ///
 /// # Errors
 ///
 /// When a word is unknown, or its value is missing or invalid, or there is no such service.
 pub fn parse(
     words: &[String],
-    by_name: impl Fn(&str) -> Result<ServiceKey>,
+    by_name: impl Fn(&str) -> Result<Vec<ServiceKey>>,
 ) -> Result<(Filter, Outcomes)> {
     let mut read = Words::default();
     // As with tcpdump, the filter may be quoted or not.
@@ -76,7 +83,10 @@ pub fn parse(
             "port" => read.port(value()?)?,
             "service" => {
                 let name = service(value()?)?;
-                read.service(name.parse().or_else(|_| by_name(&name))?)?;
+                match name.parse() {
+                    Ok(key) => read.services(&[key])?,
+                    Err(_) => read.services(&by_name(&name)?)?,
+                }
             }
             "reason" => read.reason(value()?)?,
             "tcp" => read.protocol([protocol::TCP; 2])?,
@@ -129,14 +139,20 @@ impl Words {
         Ok(())
     }
 
-    fn service(&mut self, service: ServiceKey) -> Result<(), FilterError> {
-        self.network(IpNet::from(service.address));
-        self.ports.push(service.port);
-        self.protocol(match service.protocol {
-            Protocol::Tcp => [protocol::TCP; 2],
-            Protocol::Udp => [protocol::UDP; 2],
-            Protocol::Sctp => [protocol::SCTP; 2],
-        })
+    /// Adds what these services have in common: the address, the port unless there are several, and the protocols.
+    fn services(&mut self, services: &[ServiceKey]) -> Result<(), FilterError> {
+        let addresses = distinct(services, |service| service.address);
+        let protocols = distinct(services, |service| service.protocol.number());
+        let (address, protocols) = match (addresses.as_slice(), protocols.as_slice()) {
+            (&[address], &[one]) => (address, [one; 2]),
+            (&[address], &[one, other]) => (address, [one, other]),
+            _ => return Err(FilterError::Services(listed(services))),
+        };
+        self.network(IpNet::from(address));
+        if let [port] = distinct(services, |service| service.port)[..] {
+            self.ports.push(port);
+        }
+        self.protocol(protocols)
     }
 
     fn reason(&mut self, value: &str) -> Result<(), FilterError> {
@@ -197,6 +213,12 @@ impl Words {
     }
 }
 
+/// Returns each value that a part of these services has.
+fn distinct<T: Ord>(services: &[ServiceKey], part: fn(&ServiceKey) -> T) -> Vec<T> {
+    let values: BTreeSet<T> = services.iter().map(part).collect();
+    values.into_iter().collect()
+}
+
 fn read<T: std::str::FromStr>(
     word: &'static str,
     takes: &'static str,
@@ -219,9 +241,17 @@ mod tests {
         parse(&[text.to_owned()], by_name)
     }
 
-    fn by_name(name: &str) -> Result<ServiceKey> {
-        anyhow::ensure!(name == "default/web", "no service {name}");
-        Ok("192.0.2.1:80/tcp".parse()?)
+    fn by_name(name: &str) -> Result<Vec<ServiceKey>> {
+        let keys: &[&str] = match name {
+            "default/web" => &["192.0.2.1:80/tcp"],
+            "default/dns" => &["192.0.2.1:53/tcp", "192.0.2.1:53/udp"],
+            "default/site" => &["192.0.2.1:80/tcp", "192.0.2.1:443/tcp"],
+            "default/both" => &["192.0.2.1:80/tcp", "[2001:db8::1]:80/tcp"],
+            _ => anyhow::bail!("no service {name}"),
+        };
+        keys.iter()
+            .map(|key| Ok(key.parse::<ServiceKey>()?))
+            .collect()
     }
 
     #[test]
@@ -243,6 +273,20 @@ mod tests {
         assert_eq!(quoted.0.networks[0], Network::new(address, 128));
         assert_eq!(quoted.0.ports, [[0, 80], [0, 0]]);
         assert_eq!(quoted.0.protocols, [6, 6]);
+    }
+
+    #[test]
+    fn name_of_several_ports_means_what_they_have_in_common() {
+        let site = filter("service default/site").unwrap();
+        assert_eq!(site, filter("host 192.0.2.1 tcp").unwrap());
+        let (dns, _) = filter("service default/dns").unwrap();
+        assert_eq!(dns.ports, [[0, 53], [0, 0]]);
+        assert_eq!(dns.protocols, [6, 17]);
+        let error = filter("service default/both").unwrap_err().to_string();
+        assert!(
+            error.ends_with("name one of 192.0.2.1:80/tcp, [2001:db8::1]:80/tcp"),
+            "{error}"
+        );
     }
 
     #[test]

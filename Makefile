@@ -164,15 +164,15 @@ bench:
 	cargo build --release --locked --package control --bin guideway
 	cargo run --release --locked --package bench --bin guideway-bench -- control
 
-# All systems side by side on this machine: a page in target/report.
+# All systems side by side on this machine: a page in target/report, and the table of bench/README.md.
 report: RESULT = $${CARGO_TARGET_DIR:-target}/report
 report: BENCH = $${CARGO_TARGET_DIR:-target}/release/guideway-bench
 report:
 	@deploy/setup.sh test
 	cargo build --release --locked --package control --bin guideway --package bench --bin guideway-bench
-	rm -rf $(RESULT) && mkdir -p $(RESULT)
+	$(SUDO) rm -rf $(RESULT) && mkdir -p $(RESULT)
 	$(SUDO) $(BENCH) run bench/report.yaml --out $(RESULT)/result
-	$(BENCH) report $(RESULT)/result --html $(RESULT)/report.html
+	$(BENCH) report $(RESULT)/result --html $(RESULT)/report.html --markdown bench/README.md
 	$(BENCH) verify $(RESULT)/report.html
 	test $$(wc -c < $(RESULT)/report.html) -le 2000000
 

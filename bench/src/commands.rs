@@ -8,6 +8,7 @@ use std::{
     io::BufWriter,
     path::{Path, PathBuf},
     process::ExitCode,
+    slice,
 };
 
 use anyhow::{Context, Result, bail};
@@ -15,6 +16,7 @@ use bench::{
     compare::{self, Judgement, Side},
     environment, plan,
     preflight::{self, Unable},
+    redact::Redactor,
     report::{text, verify, wrong_packets},
     result::Files,
     run::{self, OfAnotherRun},
@@ -33,24 +35,30 @@ A scenario:
                                   # kube-proxy-nftables and kube-proxy-iptables, the real ones
   services: 1                     # that each load balancer has, up to 10000
   loads:
-    - generator: sockets          # UDP requests, each answered by a backend
+    - generator: sockets          # requests, each answered by a backend
       family: ipv4                # or ipv6
+      protocol: udp               # or tcp
+      exchange: rr                # request and answer; crr: in a TCP connection of their own; connect: its opening alone
       schedule: constant          # poisson, burst (with burst: 32), ramp, step (with steps: 5)
       rate: 1000                  # requests a second; for ramp and step the highest
       flows: 16
       flow_order: in-turn         # uniform or zipf
       frame_bytes: 64             # a size, imix, imix-csit, or sizes with weights: 64:7 594:4 1518:1
+      background: 50% of pdr      # live frames that pass meanwhile, or so many a second: 500000
     - generator: live             # frames made and counted in the kernel: what a system takes, without latencies
       protocol: tcp               # or udp
       schedule: max               # or constant with a rate
       flows: 1000
       new_flow_share: 0.1         # share of frames of which each begins a flow
+    - generator: afxdp            # the same frames, made by this program and sent by an AF_XDP socket
+      schedule: max
     - generator: live
       rate: 5000000
       search: ndr                 # the highest rate up to this one without loss; or pdr, rfc2544
   seconds: 5                      # of a trial
   rounds: 8                       # trials of each system under each load
   seed: 1
+  event: { what: agent-restart, at: 2 }   # in each trial, to Guideway's edges; or backend-change
 
 Exit codes: 0 measured, 1 the run failed, 2 wrong usage or scenario, 5 wrong packets: answers were damaged or
 came from another backend than their flow's, 77 this machine cannot run it.";
@@ -65,6 +73,9 @@ pub(crate) struct Run {
     /// new or empty.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
+    /// Once the result is complete, replace host names, addresses and MACs in it, the same one always by the same word.
+    #[arg(long)]
+    redact: bool,
     /// The `guideway` program [default: the one beside this program].
     #[arg(long, value_name = "PATH")]
     guideway: Option<PathBuf>,
@@ -205,9 +216,13 @@ impl Run {
             guideway: self.guideway.clone().map_or_else(beside, Ok)?,
             out: self.out.clone(),
             interrupted,
-            command: format!("guideway-bench run {} --out DIR", file_name(&self.scenario)),
+            command: format!(
+                "guideway-bench run {} --out DIR{}",
+                file_name(&self.scenario),
+                if self.redact { " --redact" } else { "" }
+            ),
         };
-        let files = match run::run(&options, &show_progress) {
+        let mut files = match run::run(&options, &show_progress) {
             Err(error) if error.is::<Unable>() => {
                 eprintln!("guideway-bench: {error}");
                 return Ok(ExitCode::from(UNABLE));
@@ -219,6 +234,10 @@ impl Run {
             outcome => outcome?,
         };
         show_progress("");
+        if self.redact {
+            files = Redactor::new(slice::from_ref(&files)).redact_one(&files)?;
+            files.write(&self.out)?;
+        }
         print!("{}", text(&files));
         println!("\nThe result is in {}.", self.out.display());
         Ok(match wrong_packets(&files.run) {

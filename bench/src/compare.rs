@@ -2,7 +2,7 @@
 //!
 //! The quantity is the ratio of a percentile of the one to that of the other, round by round where both are of
 //! one run: noise that both trials of a round share cancels out. The 95 % interval of the median ratio is from
-//! resampled rounds.
+//! resampled rounds. Of rates, the time per frame is compared: of both, less is better.
 
 use std::fmt;
 
@@ -62,13 +62,59 @@ impl Judgement {
     }
 }
 
-/// One percentile of two series.
+/// What is compared: of each, less is better.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(tag = "quantity", rename_all = "kebab-case")]
+pub enum Quantity {
+    /// A percentile of a latency.
+    Latency {
+        /// The latency.
+        stream: Stream,
+        /// The percentile.
+        percentile: f64,
+    },
+    /// The time from one frame that passes to the next, on average.
+    TimePerFrame,
+}
+
+impl fmt::Display for Quantity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Latency { stream, percentile } => write!(f, "{}, p{percentile}", stream.words()),
+            Self::TimePerFrame => f.write_str("time per frame"),
+        }
+    }
+}
+
+impl Quantity {
+    /// Returns what is compared of a series.
+    fn all(series: &Series) -> Vec<Self> {
+        if !series.is_timed() {
+            let own = series.measures_rate().then_some(Self::TimePerFrame);
+            return own.into_iter().collect();
+        }
+        let of_stream = |stream| PERCENTILES.map(|percentile| Self::Latency { stream, percentile });
+        STREAMS.into_iter().flat_map(of_stream).collect()
+    }
+
+    /// Returns the value of each trial; `None` unless all have it.
+    fn values(self, series: &Series) -> Option<Vec<f64>> {
+        match self {
+            Self::Latency { stream, percentile } => values(&series.trials, stream, percentile),
+            Self::TimePerFrame => {
+                let rates = series.rates().into_iter();
+                rates.map(|rate| (rate > 0.0).then(|| 1e9 / rate)).collect()
+            }
+        }
+    }
+}
+
+/// One quantity of two series.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// The quantity.
-    pub stream: Stream,
-    /// The percentile.
-    pub percentile: f64,
+    #[serde(flatten)]
+    pub quantity: Quantity,
     /// Median over the rounds of the first series, in nanoseconds.
     pub first: f64,
     /// Median over the rounds of the second series, in nanoseconds.
@@ -94,7 +140,7 @@ pub struct Comparison {
     pub paired: bool,
     /// Least relative difference that matters.
     pub least: f64,
-    /// The percentiles of the round trip, the median first, and then those of the way there.
+    /// The percentiles of the round trip, the median first, and then those of the way there; or the time per frame.
     pub rows: Vec<Row>,
     /// Share of requests without an answer: first, second.
     pub unanswered: [f64; 2],
@@ -150,11 +196,11 @@ pub fn compare(first: Side<'_>, second: Side<'_>, least: f64) -> Result<Comparis
     for side in [first, second] {
         let name = &side.series.name;
         ensure!(
-            side.series.is_timed(),
-            "{name} has a rate and no latencies: `guideway-bench report` sets rates of one run side by side"
+            side.series.is_timed() || side.series.measures_rate(),
+            "{name} has the rate of its load: there is nothing to compare"
         );
         ensure!(
-            !side.series.is_overloaded(),
+            !side.series.is_timed() || !side.series.is_overloaded(),
             "{name} is overloaded: it has no latency to compare"
         );
         ensure!(
@@ -184,10 +230,8 @@ fn differences(first: Side<'_>, second: Side<'_>) -> Vec<String> {
 
 /// Compares two series of like loads; `paired` if their rounds are the same.
 pub fn of_series(first: &Series, second: &Series, paired: bool, least: f64) -> Comparison {
-    let all = STREAMS.into_iter();
-    let all = all.flat_map(|stream| PERCENTILES.map(|percentile| (stream, percentile)));
-    let rows = all.filter_map(|(stream, percentile)| {
-        let values = [first, second].map(|series| values(&series.trials, stream, percentile));
+    let rows = Quantity::all(first).into_iter().filter_map(|quantity| {
+        let values = [first, second].map(|series| quantity.values(series));
         let [Some(one), Some(other)] = values else {
             return None;
         };
@@ -210,8 +254,7 @@ pub fn of_series(first: &Series, second: &Series, paired: bool, least: f64) -> C
             })
         };
         Some(Row {
-            stream,
-            percentile,
+            quantity,
             first: median(&one),
             second: median(&other),
             ratio: ratio.value,
@@ -257,12 +300,16 @@ pub fn added(direct: &Series, own: &Series, other: &Series, stream: Stream) -> O
 }
 
 fn unanswered(series: &Series) -> f64 {
+    if !series.is_timed() {
+        let [_, sent, received] = series.totals();
+        return 1.0 - received as f64 / sent.max(1) as f64;
+    }
     let all = series.figures.round_trip.count + series.figures.round_trip.unanswered;
     series.figures.round_trip.unanswered as f64 / all.max(1) as f64
 }
 
 impl Comparison {
-    /// Returns the judgement: that of the median.
+    /// Returns the judgement: that of the first row.
     pub fn judgement(&self) -> Judgement {
         let row = self.rows.first();
         row.map_or(Judgement::Inconclusive, |row| row.judgement)
@@ -291,10 +338,10 @@ impl fmt::Display for Comparison {
         for row in &self.rows {
             writeln!(
                 f,
-                "{:<16}{:>17.1} us{:>17.1} us{:>8.3}  [{:.3} {:.3}]     {}",
-                format!("{}, p{}", row.stream.words(), row.percentile),
-                row.first / 1e3,
-                row.second / 1e3,
+                "{:<16}{:>20}{:>20}{:>8.3}  [{:.3} {:.3}]     {}",
+                row.quantity.to_string(),
+                shown(row.first),
+                shown(row.second),
                 row.ratio,
                 row.low,
                 row.high,
@@ -302,92 +349,23 @@ impl fmt::Display for Comparison {
             )?;
         }
         let [one, other] = self.unanswered.map(|share| share * 100.0);
-        writeln!(f, "{:<16}{one:>18.3} %{other:>18.3} %", "unanswered")?;
+        writeln!(f, "{:<16}{one:>18.3} %{other:>18.3} %", "missing")?;
         writeln!(
             f,
-            "\nA ratio within {:.1} % counts as the same. The median of the round trip decides.",
+            "\nA ratio within {:.1} % counts as the same. The first line decides.",
             least * 100.0
         )
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::result::tests::{sample, series};
-
-    fn judge(value: f64, low: f64, high: f64) -> Judgement {
-        Judgement::of(Estimate { value, low, high }, 0.02)
-    }
-
-    #[test]
-    fn judgements_follow_the_interval_and_the_least_difference() {
-        assert_eq!(judge(1.0, 0.99, 1.01), Judgement::Same);
-        assert_eq!(judge(1.05, 1.04, 1.06), Judgement::Worse);
-        assert_eq!(judge(0.95, 0.94, 0.96), Judgement::Better);
-        // Told apart from 1, but by less than what matters.
-        assert_eq!(judge(1.015, 1.005, 1.03), Judgement::Inconclusive);
-        assert_eq!(judge(1.2, 0.9, 1.5), Judgement::Inconclusive);
-    }
-
-    fn of_samples(seed: u64, slower: f64) -> Judgement {
-        let (series, _) = series(seed, slower);
-        of_series(&series[0], &series[1], true, LEAST_DIFFERENCE).judgement()
-    }
-
-    #[test]
-    fn twenty_comparisons_of_equals_find_no_difference_and_ten_of_unequals_do() {
-        let told = |judgement| matches!(judgement, Judgement::Same | Judgement::Inconclusive);
-        let equal = (0..20).filter(|&seed| told(of_samples(seed, 1.0))).count();
-        assert!(equal >= 19, "{equal} of 20");
-        let worse = (0..10)
-            .filter(|&seed| of_samples(seed, 1.05) == Judgement::Worse)
-            .count();
-        assert!(worse >= 9, "{worse} of 10");
-        let better = (0..10)
-            .filter(|&seed| of_samples(seed, 0.9) == Judgement::Better)
-            .count();
-        assert!(better >= 9, "{better} of 10");
-    }
-
-    #[test]
-    fn results_of_different_runs_are_compared_without_pairs() {
-        let (one, other) = (sample(1, 1.0), sample(2, 1.3));
-        let (one, other) = (
-            Side::find(&one, Some("direct")),
-            Side::find(&other, Some("ours-ipip")),
-        );
-        let comparison = compare(one.unwrap(), other.unwrap(), LEAST_DIFFERENCE).unwrap();
-        assert!(!comparison.paired);
-        assert_eq!(comparison.judgement(), Judgement::Worse);
-        assert!(
-            (comparison.rows[0].ratio - 1.3).abs() < 0.05,
-            "{comparison}"
-        );
-    }
-
-    #[test]
-    fn results_that_differ_in_what_matters_are_refused_by_name() {
-        let (one, mut other) = (sample(1, 1.0), sample(2, 1.0));
-        let facts = &mut other.run.comparability.facts;
-        facts.insert("kernel.release".to_owned(), "5.0".to_owned());
-        let side = |files| Side::find(files, Some("direct")).unwrap();
-        assert!(compare(side(&one), side(&one), 0.02).unwrap().paired);
-        let error = compare(side(&one), side(&other), 0.02)
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("kernel.release: 6.1 </script>, and 5.0"),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn a_series_is_found_by_its_name_or_its_system() {
-        let files = sample(1, 1.0);
-        assert!(Side::find(&files, Some("direct-1")).is_ok());
-        let error = Side::find(&files, None).unwrap_err().to_string();
-        assert!(error.contains("direct-1, ours-ipip-1"), "{error}");
-        assert!(Side::find(&files, Some("moon")).is_err());
+/// Returns a time for readers, in nanoseconds or microseconds.
+fn shown(ns: f64) -> String {
+    if ns < 10e3 {
+        format!("{ns:.1} ns")
+    } else {
+        format!("{:.1} us", ns / 1e3)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -56,6 +56,7 @@ pub mod instructions;
 mod paths;
 mod plan;
 mod report;
+pub mod result;
 mod rig;
 mod tables;
 #[cfg(test)]
@@ -99,6 +100,8 @@ struct Case {
 /// The figures of one family and protocol, by round.
 #[derive(Clone, Debug, Default)]
 struct Samples {
+    /// Frames of a trial.
+    frames: u32,
     pps: BTreeMap<(System, Stream), Vec<f64>>,
     ns: BTreeMap<(System, Stream), Vec<f64>>,
 }
@@ -128,7 +131,7 @@ pub fn run(options: &Options, progress: &(dyn Fn(&str) + Sync)) -> Result<Report
         for &family in &options.families {
             for &protocol in &options.protocols {
                 let samples = measure(&mut rig, family, protocol, options, progress)?;
-                report.add(family, protocol, &samples);
+                report.add(family, protocol, samples);
             }
         }
         Ok(report)
@@ -150,7 +153,10 @@ fn measure(
     let first = case(Stream::in_turn(1));
     rig.prepare(first)?;
     let frames = frames_per_trial(rig, first, options.seconds)?;
-    let mut samples = Samples::default();
+    let mut samples = Samples {
+        frames,
+        ..Samples::default()
+    };
     for round in 0..=options.rounds {
         progress(&format!(
             "{} {}: round {round} of {}",

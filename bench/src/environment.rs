@@ -174,6 +174,10 @@ pub fn comparable(
         let value = environment.get(name)?;
         Some((name.to_owned(), value.clone()))
     });
+    let event = scenario.event.map(|event| {
+        let happens = format!("{} at {} s", event.what, event.at);
+        ("scenario.event".to_owned(), happens)
+    });
     let loads = scenario.loads.iter().zip(1..);
     let of_loads =
         loads.map(|(load, number)| (format!("scenario.load-{number}"), load.to_string()));
@@ -187,6 +191,7 @@ pub fn comparable(
             ("scenario.seconds".to_owned(), scenario.seconds.to_string()),
         ])
         .chain(of_loads)
+        .chain(event)
         .collect()
 }
 

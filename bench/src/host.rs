@@ -1,6 +1,6 @@
 //! The machine: facts for the report, checks before a run, a core for the measurement and its clock.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use rustix::{
@@ -63,6 +63,14 @@ pub fn rfc3339(now: Timespec) -> String {
     let second = now.tv_sec.rem_euclid(86_400);
     let (hour, minute) = (second / 3_600, second / 60 % 60);
     format!("{}T{hour:02}:{minute:02}:{:02}Z", date(now), second % 60)
+}
+
+/// Returns a time since the epoch in UTC as of RFC 3339, to the second.
+pub fn rfc3339_of(since_epoch: Duration) -> String {
+    rfc3339(Timespec {
+        tv_sec: i64::try_from(since_epoch.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: 0,
+    })
 }
 
 /// Checks that no setting of the machine falsifies the figures.

@@ -3,8 +3,11 @@
 //! Every [`Generator`] tells what was offered, what it really sent and what came of it. One that times requests gives a
 //! [`Sent`] for each, from which latencies follow. What came of the probes is the matter of [`crate::probe::Ledger`].
 
+mod afxdp;
 pub(crate) mod frame;
 pub mod live;
+pub mod message;
+pub(crate) mod numbered;
 mod schedule;
 pub mod search;
 pub mod sockets;
@@ -16,6 +19,8 @@ use std::{
 
 use anyhow::Result;
 pub use schedule::due_times;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use crate::probe::{PROBE_LENGTH, Tally};
 
@@ -53,6 +58,18 @@ pub struct Trial {
     pub tally: Tally,
     /// Answers by backend; empty if the generator does not know who answers.
     pub shares: Vec<u64>,
+    /// What became of the live frames beside the requests, if there were any.
+    pub background: Option<Passed>,
+}
+
+/// What became of live frames.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Passed {
+    /// How long they were sent, in seconds.
+    pub seconds: f64,
+    /// How many were offered, sent and received.
+    pub tally: Tally,
 }
 
 /// A request: when it was due, sent, received by a backend and answered, in nanoseconds of `CLOCK_MONOTONIC`.

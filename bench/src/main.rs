@@ -3,15 +3,18 @@
 mod commands;
 
 use std::{
+    env,
     io::{IsTerminal, Write, stderr},
     path::PathBuf,
     process::ExitCode,
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::{Result, ensure};
 use bench::{
     control,
     datapath::{self, Family, Outcome, Protocol, against},
+    result::Files,
 };
 use clap::{Parser, Subcommand};
 
@@ -70,8 +73,11 @@ struct Datapath {
     protocol: Option<Protocol>,
     /// Compare with the `guideway-bench` of another revision: both are run in turn, on the same core, and each row's net
     /// cost is set against the other's. The bar is then that no row is slower.
-    #[arg(long, value_name = "PROGRAM")]
+    #[arg(long, value_name = "PROGRAM", conflicts_with = "out")]
     against: Option<PathBuf>,
+    /// Write the rates into this directory, too: as a result for `report` and `compare`.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -142,8 +148,22 @@ fn run_datapath(arguments: &Datapath) -> Result<Outcome> {
         }
         return Ok(comparison.outcome());
     }
+    if let Some(out) = &arguments.out {
+        let is_free = Files::find(out).is_ok_and(|found| found.is_none());
+        ensure!(
+            is_free,
+            "{} is in use: name another directory",
+            out.display()
+        );
+    }
+    let started = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let report = datapath::run(&options, &show_progress)?;
     show_progress("");
+    if let Some(out) = &arguments.out {
+        let words: Vec<String> = env::args().skip(1).collect();
+        let command = format!("guideway-bench {}", words.join(" "));
+        datapath::result::of(&report, &options, command, started)?.write(out)?;
+    }
     if arguments.json {
         for row in &report.rows {
             println!("{}", row.to_json(&report.host));

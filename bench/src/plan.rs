@@ -13,9 +13,16 @@ use anyhow::{Context, Result};
 use xdp_prog::bench::{DISTINCT_FLOWS, NEW_FLOW, NUMBER_LENGTH};
 
 use crate::{
-    load::{Asked, frame::Framing, live, sockets::Requests},
+    datapath::Protocol,
+    load::{
+        Asked,
+        frame::Framing,
+        message::{PREFIX_LENGTH, framed},
+        numbered,
+        sockets::Requests,
+    },
     probe::{Key, Ledger, PROBE_LENGTH},
-    scenario::{GeneratorKind, Load, Scenario},
+    scenario::{Load, Scenario},
     wire::{PlannedSeries, planned},
 };
 
@@ -64,7 +71,7 @@ impl PlannedTrial {
     fn of(series: &PlannedSeries, scenario: &Scenario) -> Self {
         let load = &series.load;
         let sizes = load.sizes();
-        if load.generator == GeneratorKind::Live {
+        if load.generator.makes_frames() {
             return Self::of_live(load, scenario, sizes);
         }
         let asked = Asked {
@@ -85,9 +92,9 @@ impl PlannedTrial {
     fn of_live(load: &Load, scenario: &Scenario, sizes: Vec<u32>) -> Self {
         let requests = load
             .rate
-            .map(|rate| live::frames_in(scenario.seconds, rate));
-        let interval = load.rate.map_or(0, live::interval);
-        let listed = live::listed(load);
+            .map(|rate| numbered::frames_in(scenario.seconds, rate));
+        let interval = load.rate.map_or(0, numbered::interval);
+        let listed = numbered::listed(load);
         let shown = listed.max(CAPTURED).min(requests.unwrap_or(u32::MAX));
         let mut next_new = load.flows;
         let flow = |listed: u32| {
@@ -165,7 +172,8 @@ fn shares(series: &PlannedSeries, trial: &PlannedTrial) -> Vec<String> {
         .collect()
 }
 
-/// Writes the first frames of the first round into a capture (pcap, with nanoseconds).
+/// Writes the first frames of the first round into a capture (pcap, with nanoseconds). Of requests by TCP, it has the
+/// segments with the requests, without options.
 ///
 /// # Errors
 ///
@@ -233,11 +241,8 @@ struct Payloads<'a> {
 
 impl<'a> Payloads<'a> {
     fn of(series: &'a PlannedSeries) -> Self {
-        let backends: Vec<u16> = series
-            .flows
-            .iter()
-            .map(|flow| flow.backend.unwrap_or(0))
-            .collect();
+        let backends = series.flows.iter().map(|flow| flow.backend);
+        let backends: Vec<Option<u16>> = backends.collect();
         Self {
             series,
             ledger: Ledger::new(Key::KNOWN, Key::KNOWN, &backends),
@@ -255,25 +260,27 @@ impl<'a> Payloads<'a> {
         } = self.series;
         let of_new = || {
             let to = targets[flow as usize % targets.len()];
-            (live::client(load.family, flow), to)
+            (numbered::client(load.family, flow), to)
         };
         let planned = flows.get(flow as usize);
         planned.map_or_else(of_new, |flow| (flow.client, flow.to))
     }
 
     fn next(&mut self, flow: u32, due: u64, length: usize) -> Vec<u8> {
-        let Load { generator, .. } = self.series.load;
-        let mut payload = match generator {
-            GeneratorKind::Sockets => self.ledger.prepare(flow, due).to_vec(),
-            GeneratorKind::Live => [&[0; 2][..], &self.number.to_be_bytes()].concat(),
+        let load = &self.series.load;
+        let (mut payload, least) = if load.generator.makes_frames() {
+            let number = [&[0; 2][..], &self.number.to_be_bytes()].concat();
+            (number, NUMBER_LENGTH)
+        } else {
+            (self.ledger.prepare(flow, due).to_vec(), PROBE_LENGTH)
         };
         self.number += 1;
-        let least = match generator {
-            GeneratorKind::Sockets => PROBE_LENGTH,
-            GeneratorKind::Live => NUMBER_LENGTH,
-        };
-        payload.resize(length.max(least), 0);
-        payload
+        if load.generator.makes_frames() || load.protocol == Protocol::Udp {
+            payload.resize(length.max(least), 0);
+            return payload;
+        }
+        payload.resize(length.saturating_sub(PREFIX_LENGTH).max(least), 0);
+        framed(&payload)
     }
 }
 

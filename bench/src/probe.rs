@@ -138,7 +138,8 @@ pub struct Ledger {
 
 #[derive(Debug)]
 struct Flow {
-    backend: u16,
+    /// The backend that must answer; `None` if any may.
+    backend: Option<u16>,
     /// The probes of the flow by sequence number, as places in the order of preparation.
     sent: Vec<usize>,
     /// The sequence number after the highest that was received.
@@ -159,8 +160,8 @@ enum State {
 }
 
 impl Ledger {
-    /// Starts a trial. `backends` has the backend of each flow, `marks` is the key of the run.
-    pub fn new(probes: Key, marks: Key, backends: &[u16]) -> Self {
+    /// Starts a trial. `backends` has the backend of each flow, `None` where any may answer; `marks` is the key of the run.
+    pub fn new(probes: Key, marks: Key, backends: &[Option<u16>]) -> Self {
         let flow = |&backend| Flow {
             backend,
             sent: Vec::new(),
@@ -253,7 +254,7 @@ impl Ledger {
         } else {
             flow.next = sequence.saturating_add(1);
         }
-        if flow.backend != backend {
+        if flow.backend.is_some_and(|own| own != backend) {
             self.tally.misdelivered += 1;
         }
         Arrival::Received { index, backend }

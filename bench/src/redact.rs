@@ -45,12 +45,17 @@ impl Redactor {
     ///
     /// # Errors
     ///
-    /// When a result has lost its form thereby.
+    /// As for [`Redactor::redact_one`].
     pub fn redact(&mut self, results: &[Files]) -> Result<Vec<Files>, ResultError> {
         results.iter().map(|files| self.redact_one(files)).collect()
     }
 
-    fn redact_one(&mut self, files: &Files) -> Result<Files, ResultError> {
+    /// Returns a result in which nothing of the kind is left.
+    ///
+    /// # Errors
+    ///
+    /// When it has lost its form thereby.
+    pub fn redact_one(&mut self, files: &Files) -> Result<Files, ResultError> {
         let form = |error: serde_json::Error| ResultError::Form {
             reason: error.to_string(),
         };

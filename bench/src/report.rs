@@ -8,6 +8,7 @@ mod browser;
 mod chart;
 mod curves;
 mod embed;
+mod events;
 mod export;
 mod machine;
 mod rates;
@@ -77,12 +78,15 @@ pub fn text(files: &Files) -> String {
             text += &format!("\n{}", sections::table_as_text(files, stream));
         }
     }
+    text += &events::as_text(&files.run);
     text + &rates::as_text(&files.run) + "\n" + &shares::packets_as_text(&files.run)
 }
 
-/// Returns a duration for readers: microseconds, or milliseconds from ten on.
+/// Returns a duration for readers: nanoseconds, microseconds, or milliseconds from ten on.
 fn duration(ns: f64) -> String {
-    if ns < 10e6 {
+    if (1.0..1e3).contains(&ns.abs()) {
+        format!("{ns:.0} ns")
+    } else if ns < 10e6 {
         format!("{:.1} µs", ns / 1e3)
     } else {
         format!("{:.1} ms", ns / 1e6)

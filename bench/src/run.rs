@@ -4,9 +4,12 @@
 //! marked as interrupted until the last round: so a run that is ended at any time leaves what it measured, and
 //! another one goes on from there.
 
+mod record;
+
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
+    thread,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -17,20 +20,20 @@ use crate::{
     environment::{self, Watch},
     host,
     load::{
-        self, Asked, Generator, Sent, search,
+        self, Asked, Generator, search,
         sockets::{self, now_ns},
     },
     preflight,
     result::{
-        Comparability, Files, Interval, Run, SCHEMA_VERSION, Series, Stream, Streams, Tool, Trial,
-        figures, new_histogram,
+        Comparability, Files, Happened, Run, SCHEMA_VERSION, Series, Streams, Tool, Trial, figures,
     },
-    scenario::{Load, Scenario, SearchKind, System},
-    wire::{Lab, Wire, dropped_between},
+    scenario::{Background, Event, Load, Scenario, SearchKind, System},
+    wire::{Lab, Wire, counted_between},
 };
 
-/// Length of an interval of the logs, in nanoseconds.
-const INTERVAL_NS: u64 = 1_000_000_000;
+pub use record::record;
+pub(crate) use record::rounded;
+
 /// Seconds of a look at how quiet the machine is.
 const QUIETNESS_SECONDS: f64 = 0.1;
 
@@ -57,13 +60,19 @@ pub struct OfAnotherRun(String);
 impl Scenario {
     /// Returns how many seconds the trials of a run take, those that are thrown away among them.
     pub fn trial_seconds(&self) -> f64 {
-        let trials_of = |load: &Load| match load.search {
-            SearchKind::None => 1.0,
-            SearchKind::Ndr | SearchKind::Pdr | SearchKind::Rfc2544 => search::USUAL_TRIALS,
+        let trials_of = |load: &Load| {
+            let of_round = match load.search {
+                SearchKind::None => 1.0,
+                SearchKind::Ndr | SearchKind::Pdr | SearchKind::Rfc2544 => search::USUAL_TRIALS,
+            };
+            let before = match load.background {
+                Background::ShareOfPdr(_) => search::USUAL_TRIALS,
+                Background::None | Background::Rate(_) => 0.0,
+            };
+            before + of_round * f64::from(self.rounds + 1)
         };
-        let series: f64 = self.loads.iter().map(trials_of).sum();
-        let trials = series * self.systems.len() as f64 * f64::from(self.rounds + 1);
-        trials * (self.seconds + sockets::OVERHEAD.as_secs_f64())
+        let trials: f64 = self.loads.iter().map(trials_of).sum();
+        trials * self.systems.len() as f64 * (self.seconds + sockets::OVERHEAD.as_secs_f64())
     }
 }
 
@@ -198,16 +207,30 @@ impl Session {
         let (series, scenario) = (&self.run.series[index], &self.run.scenario);
         // Each round has times of its own; all systems of a round have the same.
         let system = scenario.systems[index % scenario.systems.len()];
-        let before = wire.drops(system)?;
-        let given = generator.run(Asked {
+        let before = [wire.drops(system)?, wire.queues(system)?];
+        let asked = Asked {
             rate: series.load.rate,
             seconds: scenario.seconds,
             seed: scenario.seed.wrapping_add(round.into()),
-        })?;
-        let drops = dropped_between(&before, &wire.drops(system)?);
+        };
+        let event = scenario.event.filter(|_| system.is_ours());
+        let (given, happened) = match event {
+            None => (generator.run(asked)?, None),
+            Some(event) => {
+                let (given, [from, to]) = run_with(event, wire, system, || generator.run(asked))?;
+                let happened = Happened {
+                    at: seconds_between(given.start, from),
+                    seconds: seconds_between(from, to),
+                };
+                (given, Some(happened))
+            }
+        };
+        let after = [wire.drops(system)?, wire.queues(system)?];
         let at = self.since_start(given.start);
         let (mut trial, streams) = record(&given, series.load.generator.streams(), round, at);
-        trial.drops = drops;
+        trial.drops = counted_between(&before[0], &after[0]);
+        trial.queues = counted_between(&before[1], &after[1]);
+        trial.event = happened;
         Ok((trial, streams))
     }
 
@@ -235,6 +258,34 @@ impl Session {
         files.write(out)?;
         Ok(files)
     }
+}
+
+/// Runs a trial in which an event happens, and undoes the event. Returns when it began and ended, too.
+fn run_with(
+    event: Event,
+    wire: &dyn Wire,
+    system: System,
+    trial: impl FnOnce() -> Result<load::Trial>,
+) -> Result<(load::Trial, [u64; 2])> {
+    let cause = || -> Result<[u64; 2]> {
+        thread::sleep(sockets::RUN_UP + Duration::from_secs_f64(event.at));
+        let from = now_ns();
+        wire.cause(system, event.what)?;
+        Ok([from, now_ns()])
+    };
+    let (given, caused) = thread::scope(|scope| {
+        let caused = scope.spawn(cause);
+        let given = trial();
+        (given, caused.join().expect("it does not panic"))
+    });
+    wire.undo(system, event.what)?;
+    let caused = caused.with_context(|| format!("{} of {system}", event.what))?;
+    Ok((given?, caused))
+}
+
+/// Returns the seconds from one reading of the clock to another; 0 if the other is earlier.
+fn seconds_between(from: u64, to: u64) -> f64 {
+    rounded(Duration::from_nanos(to.saturating_sub(from)).as_secs_f64())
 }
 
 /// Checks that the rounds of an interrupted result can be rounds of a new run.
@@ -274,140 +325,5 @@ pub fn new_run(options: &Options, scenario: Scenario) -> Run {
         quietness: Vec::new(),
         series: Vec::new(),
         files: BTreeMap::new(),
-    }
-}
-
-/// Makes of a trial what a result has of it: its counts, and its latencies by interval. `at` is its start, from the start
-/// of the run.
-pub fn record(
-    given: &load::Trial,
-    streams: &[Stream],
-    round: u32,
-    at: Duration,
-) -> (Trial, Streams) {
-    let trial = Trial {
-        round,
-        place: 0,
-        at: at.as_secs_f64(),
-        seconds: rounded(given.seconds),
-        tally: given.tally,
-        shares: given.shares.clone(),
-        drops: BTreeMap::new(),
-        figures: figures(&Streams::new(), None),
-        doubts: Vec::new(),
-    };
-    let place = (given.start, at, Duration::from_secs_f64(given.seconds));
-    let intervals = intervals(&given.requests, streams, place, round);
-    (trial, intervals)
-}
-
-/// Rounds to microseconds: such numbers are read from JSON as they were written.
-fn rounded(seconds: f64) -> f64 {
-    (seconds * 1e6).round() / 1e6
-}
-
-/// Sorts the requests of a trial into intervals by when they were due. `(start, at, length)` is the start of the trial by
-/// the clock and from the start of the run, and its length.
-fn intervals(
-    sent: &[Sent],
-    of: &[Stream],
-    (start, at, length): (u64, Duration, Duration),
-    round: u32,
-) -> Streams {
-    let mut streams = Streams::new();
-    let of_interval = sent
-        .chunk_by(|one, next| (one.due - start) / INTERVAL_NS == (next.due - start) / INTERVAL_NS);
-    for requests in of_interval {
-        let number = (requests[0].due - start) / INTERVAL_NS;
-        let after = Duration::from_nanos(number * INTERVAL_NS);
-        let rest = length.saturating_sub(after);
-        for &stream in of {
-            let mut histogram = new_histogram();
-            for value in requests.iter().filter_map(|request| value(request, stream)) {
-                // 0 has no place of its own in a histogram that begins with 1.
-                histogram.saturating_record(value.max(1));
-            }
-            streams.entry(stream).or_default().push(Interval {
-                round,
-                start: at + after,
-                length: rest.min(Duration::from_nanos(INTERVAL_NS)),
-                histogram,
-            });
-        }
-    }
-    streams
-}
-
-fn value(request: &Sent, stream: Stream) -> Option<u64> {
-    match stream {
-        Stream::RoundTrip => request.round_trip(),
-        Stream::RoundTripUncorrected => request.round_trip_uncorrected(),
-        Stream::Forward => request.forward(),
-        Stream::Lateness => Some(request.lateness()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TEN_SECONDS: (u64, Duration, Duration) = (0, Duration::ZERO, Duration::from_secs(10));
-
-    /// Requests at 1000 a second for 10 s, each answered after 100 us; for 100 ms from the middle on, nothing happens.
-    fn stalled() -> Vec<Sent> {
-        const STALL: std::ops::Range<u64> = 5_000_000_000..5_100_000_000;
-        (0..10_000_u64)
-            .map(|number| {
-                let due = number * 1_000_000;
-                let sent = if STALL.contains(&due) { STALL.end } else { due };
-                Sent {
-                    due,
-                    sent,
-                    arrived: Some(sent + 60_000),
-                    answered: Some(sent + 100_000),
-                }
-            })
-            .collect()
-    }
-
-    #[test]
-    fn a_stalled_sender_shows_in_the_corrected_latency_and_not_in_the_other() {
-        let streams = intervals(&stalled(), &Stream::ALL, TEN_SECONDS, 1);
-        assert_eq!(streams[&Stream::RoundTrip].len(), 10);
-        let figures = figures(&streams, Some(1));
-        let p99_9 = |stream| figures.of(stream).value(99.9).unwrap();
-        assert!(p99_9(Stream::RoundTrip) >= 85_000_000);
-        assert!(p99_9(Stream::RoundTripUncorrected) < 1_000_000);
-        assert!(p99_9(Stream::Lateness) >= 85_000_000);
-    }
-
-    #[test]
-    fn the_last_interval_ends_with_the_trial() {
-        let trial = (0, Duration::from_secs(3), Duration::from_millis(9_250));
-        let streams = intervals(&stalled(), &Stream::ALL, trial, 1);
-        let lateness = &streams[&Stream::Lateness];
-        assert_eq!(lateness[8].length, Duration::from_secs(1));
-        assert_eq!(lateness[9].start, Duration::from_secs(12));
-        assert_eq!(lateness[9].length, Duration::from_millis(250));
-    }
-
-    #[test]
-    fn requests_without_an_answer_have_no_latency_but_a_lateness() {
-        let mut sent = stalled();
-        for request in sent.iter_mut().take(7) {
-            request.answered = None;
-        }
-        for request in sent.iter_mut().take(3) {
-            request.arrived = None;
-        }
-        let streams = intervals(&sent, &Stream::ALL, TEN_SECONDS, 1);
-        let figures = figures(&streams, None);
-        assert_eq!(figures.round_trip.count, 9_993);
-        assert_eq!(figures.round_trip.unanswered, 7);
-        assert_eq!(
-            (figures.forward.count, figures.forward.unanswered),
-            (9_997, 3)
-        );
-        assert_eq!(figures.lateness.count, 10_000);
     }
 }

@@ -11,6 +11,7 @@
 //! seconds: 5
 //! rounds: 8
 //! seed: 1
+//! event: { what: agent-restart, at: 2 }
 //! ```
 //!
 //! Every problem of a file is reported at once, with line and column and what to write instead. Nothing is sent
@@ -28,8 +29,8 @@ use serde::{Deserialize, Serialize};
 #[cfg(test)]
 pub(crate) use load::tests::load;
 pub use load::{
-    AddressFamily, FlowOrder, FrameSize, GeneratorKind, LARGEST_FRAME, Load, SMALLEST_FRAME,
-    Schedule, SearchKind,
+    AddressFamily, Background, Exchange, FlowOrder, FrameSize, GeneratorKind, LARGEST_FRAME, Load,
+    SMALLEST_FRAME, Schedule, SearchKind,
 };
 pub use read::{Problem, ScenarioError};
 
@@ -60,6 +61,28 @@ pub struct Scenario {
     pub rounds: u32,
     /// Seed of everything that is drawn.
     pub seed: u64,
+    /// What happens to Guideway's own systems in each trial.
+    pub event: Option<Event>,
+}
+
+/// Something that happens to the edge of a system of Guideway's while a trial runs. After the trial, all is as before.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Event {
+    /// What happens.
+    pub what: EventKind,
+    /// Seconds from the begin of the trial.
+    pub at: f64,
+}
+
+/// What happens to an edge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum EventKind {
+    /// The agent ends, and another one starts.
+    AgentRestart,
+    /// Every Service loses its last backend. Any other may answer its flows.
+    BackendChange,
 }
 
 /// A network between generator and system.
@@ -68,6 +91,22 @@ pub struct Scenario {
 pub enum WireKind {
     /// Namespaces of this machine, connected by veth and a bridge.
     Lab,
+    /// A veth pair with the program under test at one end: that of `guideway-bench datapath` alone.
+    Pair,
+}
+
+impl fmt::Display for WireKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Lab => "lab",
+            Self::Pair => "pair",
+        })
+    }
+}
+
+impl Named for WireKind {
+    /// Those that a scenario can ask for.
+    const NAMES: &'static [(&'static str, Self)] = &[("lab", Self::Lab)];
 }
 
 /// A system to measure.
@@ -128,7 +167,7 @@ macro_rules! names {
 }
 
 names! {
-    WireKind { "lab": Self::Lab }
+    EventKind { "agent-restart": Self::AgentRestart, "backend-change": Self::BackendChange }
     System {
         "direct": Self::Direct,
         "routing": Self::Routing,
@@ -138,7 +177,8 @@ names! {
         "kube-proxy-nftables": Self::KubeProxyNftables,
         "kube-proxy-iptables": Self::KubeProxyIptables
     }
-    GeneratorKind { "sockets": Self::Sockets, "live": Self::Live }
+    GeneratorKind { "sockets": Self::Sockets, "live": Self::Live, "afxdp": Self::Afxdp }
+    Exchange { "rr": Self::Rr, "crr": Self::Crr, "connect": Self::Connect }
     AddressFamily { "ipv4": Self::Ipv4, "ipv6": Self::Ipv6 }
     Protocol { "udp": Self::Udp, "tcp": Self::Tcp }
     Schedule {

@@ -15,7 +15,9 @@
 
 mod addresses;
 mod backends;
+mod background;
 mod drops;
+mod events;
 mod flows;
 mod guideway;
 mod kube_proxy;
@@ -23,18 +25,20 @@ mod live;
 mod planned;
 
 use std::{
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     path::Path,
-    sync::atomic::AtomicU16,
+    sync::{Mutex, atomic::AtomicU16},
 };
 
 use anyhow::{Context, Result};
 use lab::{Cidr, Guideway, Machine, Process, Route, Topology};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 pub use self::{
     addresses::PlannedFlow,
     backends::Responder,
-    drops::{Drops, dropped_between},
+    drops::{Counts, counted_between},
     planned::{PlannedSeries, planned},
 };
 use self::{
@@ -48,7 +52,7 @@ use crate::{
         sockets::Backends,
     },
     probe::Key,
-    scenario::{AddressFamily, GeneratorKind, Load, Scenario, System},
+    scenario::{AddressFamily, EventKind, GeneratorKind, Load, Scenario, System},
 };
 
 /// Number of backends of a system.
@@ -66,7 +70,7 @@ const HASH_SEED: u64 = 1;
 const FAMILIES: [AddressFamily; 2] = [AddressFamily::Ipv4, AddressFamily::Ipv6];
 
 /// A network between generators and systems. The systems are up.
-pub trait Wire {
+pub trait Wire: Sync {
     /// Opens a load to a system, and proves that the system does its work.
     ///
     /// # Errors
@@ -77,6 +81,27 @@ pub trait Wire {
     /// Returns the names of a system's backends, by their numbers.
     fn backend_names(&self, system: System) -> Vec<String>;
 
+    /// Reads what each queue of a system's device has received so far, as far as its driver tells.
+    ///
+    /// # Errors
+    ///
+    /// When the driver tells nothing.
+    fn queues(&self, system: System) -> Result<Counts>;
+
+    /// Has an event happen to a system; to none but Guideway's own.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot happen.
+    fn cause(&self, system: System, event: EventKind) -> Result<()>;
+
+    /// Undoes an event.
+    ///
+    /// # Errors
+    ///
+    /// When the system does not come up again.
+    fn undo(&self, system: System, event: EventKind) -> Result<()>;
+
     /// Says what a system is, and the way of a packet.
     fn describe(&self, system: System) -> String;
 
@@ -85,14 +110,15 @@ pub trait Wire {
     /// # Errors
     ///
     /// When the kernel does not tell, or an agent does not answer.
-    fn drops(&self, system: System) -> Result<Drops>;
+    fn drops(&self, system: System) -> Result<Counts>;
 }
 
 /// The machines, and what runs on them.
 #[derive(Debug)]
 pub struct Lab {
     // First, because fields are dropped in order, and programs must end before their machines are removed.
-    _agents: Vec<Process>,
+    /// By machine.
+    agents: Mutex<BTreeMap<String, Process>>,
     _cluster: Option<Cluster>,
     _responders: Vec<Responder>,
     net: Topology,
@@ -116,13 +142,14 @@ impl Lab {
         guideway: &Path,
         show_progress: &(dyn Fn(&str) + Sync),
     ) -> Result<Self> {
+        allow_many_sockets();
         let systems = scenario.systems.iter().copied();
         let systems: Vec<System> = systems.filter(|one| *one != System::Direct).collect();
         let edges = u8::try_from(systems.len())?;
         let nodes = u8::try_from(2 * BACKENDS)?;
         let net = Topology::builder().edges(edges).nodes(nodes).build();
         let mut lab = Self {
-            _agents: Vec::new(),
+            agents: Mutex::default(),
             _cluster: None,
             _responders: Vec::new(),
             net: net.context("building the network; it takes root")?,
@@ -246,15 +273,17 @@ impl Lab {
             let config = guideway::edge(system, &self.listing(system)?, nodes)?;
             machines.push((edge.namespace(), config));
         }
-        let mut agents = Vec::new();
+        let mut agents = BTreeMap::new();
         for (machine, config) in &machines {
             self.guideway.configure(machine, config)?;
-            agents.push(self.guideway.run(machine)?);
+            agents.insert(machine.label().to_owned(), self.guideway.run(machine)?);
         }
-        for ((machine, _), agent) in machines.iter().zip(&mut agents) {
+        for (machine, _) in &machines {
+            let agent = agents.get_mut(machine.label());
+            let agent = agent.context("each machine has an agent")?;
             self.guideway.wait_until_ready(machine, agent)?;
         }
-        self._agents = agents;
+        self.agents = Mutex::new(agents);
         Ok(())
     }
 
@@ -277,8 +306,8 @@ impl Lab {
 impl Wire for Lab {
     fn open(&self, system: System, load: &Load) -> Result<Box<dyn Generator + '_>> {
         let generator: Box<dyn Generator + '_> = match load.generator {
-            GeneratorKind::Sockets => Box::new(self.open_sockets(system, load)?),
-            GeneratorKind::Live => Box::new(self.open_live(system, load)?),
+            GeneratorKind::Sockets => self.open_requests(system, load)?,
+            GeneratorKind::Live | GeneratorKind::Afxdp => Box::new(self.open_live(system, load)?),
         };
         Ok(match Goal::of(load.search) {
             Some(goal) => Box::new(Searching::new(generator, goal)),
@@ -291,8 +320,20 @@ impl Wire for Lab {
         names.map(|node| node.label().to_owned()).collect()
     }
 
-    fn drops(&self, system: System) -> Result<Drops> {
+    fn drops(&self, system: System) -> Result<Counts> {
         self.read_drops(system)
+    }
+
+    fn queues(&self, system: System) -> Result<Counts> {
+        self.read_queues(system)
+    }
+
+    fn cause(&self, system: System, event: EventKind) -> Result<()> {
+        self.cause_event(system, event)
+    }
+
+    fn undo(&self, system: System, event: EventKind) -> Result<()> {
+        self.undo_event(system, event)
     }
 
     fn describe(&self, system: System) -> String {
@@ -333,6 +374,16 @@ impl Wire for Lab {
             System::KubeProxyIptables => proxy("iptables"),
         }
     }
+}
+
+/// Each flow, and each address of a backend, has one. Fewer are reported by those that cannot be opened.
+fn allow_many_sockets() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let all = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    let _ = setrlimit(Resource::Nofile, all);
 }
 
 fn address_of(machine: &Machine, family: AddressFamily) -> IpAddr {

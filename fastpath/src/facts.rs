@@ -34,5 +34,5 @@ pub use settings::{
     LocalPorts, NeighbourTable, ReversePathFilter, forwards, local_ports, neighbour_table,
     reverse_path_filter,
 };
-pub use statistics::transmit_errors;
+pub use statistics::{received_by_queue, transmit_errors};
 pub use uplinks::{default_route_devices, uplinks};

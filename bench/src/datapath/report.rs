@@ -172,6 +172,8 @@ pub struct Report {
     pub rounds: usize,
     /// The figures.
     pub rows: Vec<Row>,
+    /// What they are made of, for each family and protocol.
+    pub(super) samples: Vec<(Family, Protocol, Samples)>,
 }
 
 impl Report {
@@ -181,15 +183,17 @@ impl Report {
             core,
             rounds,
             rows: Vec::new(),
+            samples: Vec::new(),
         }
     }
 
     /// Computes the rows of one family and protocol.
-    pub(super) fn add(&mut self, family: Family, protocol: Protocol, samples: &Samples) {
+    pub(super) fn add(&mut self, family: Family, protocol: Protocol, samples: Samples) {
         let rows = System::rows();
         self.rows.extend(
-            rows.map(|(system, stream)| Row::new(family, protocol, system, stream, samples)),
+            rows.map(|(system, stream)| Row::new(family, protocol, system, stream, &samples)),
         );
+        self.samples.push((family, protocol, samples));
     }
 }
 

@@ -9,10 +9,10 @@
 //! path, and little is lost. Frames have right checksums, and a tag and a number at the start of their payload. The
 //! sink hands all frames without the tag on, ARP among them.
 //!
-//! Clients have addresses of the networks for benchmarks (RFC 2544, RFC 5180).
+//! The generator `afxdp` differs in one thing: this program makes the frames, and a port sends them ([`super::afxdp`]).
 
 use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::SocketAddr,
     thread,
     time::{Duration, Instant},
 };
@@ -27,26 +27,21 @@ use aya::{
     },
 };
 use lab::Link;
-use xdp_prog::bench::{
-    self, Counted, NUMBER_LENGTH, NUMBERED_LENGTH, Numbered, Pace, map, program,
-};
+use xdp_prog::bench::{Counted, NUMBERED_LENGTH, Numbered, Pace, map, program};
 
 use super::{
-    Asked, Generator, Trial,
-    frame::{Framing, Offsets},
+    Asked, Generator, Trial, afxdp,
+    numbered::{frames_in, interval, listed, offsets, templates},
     sockets::now_ns,
 };
 use crate::{
     datapath::frames::context_of,
     host,
     probe::Tally,
-    scenario::{AddressFamily, FlowOrder, Load},
+    scenario::{GeneratorKind, Load},
     stats::SplitMix64,
 };
 
-/// Client of flow 0, without its port.
-const CLIENT_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
-const CLIENT_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, 0);
 /// Frames per call of the driver: the kernel's default for live frames.
 const BATCH: u32 = 64;
 /// Runs of the generator per system call: some milliseconds where no frame is due.
@@ -56,8 +51,6 @@ const RUNS: u32 = 1 << 16;
 const PATIENCE: Duration = Duration::from_millis(100);
 /// How long frames are awaited at the sink after the last was sent.
 const GRACE: Duration = Duration::from_millis(500);
-/// Entries of the list of flows where chance orders them.
-const DRAWN: u32 = 1 << 17;
 
 /// The way of live frames through a system.
 #[derive(Clone, Debug)]
@@ -85,6 +78,8 @@ pub struct Path<'a> {
 pub struct Live<'a> {
     path: Path<'a>,
     load: Load,
+    frames: Vec<Numbered>,
+    flows: Vec<u32>,
     object: Ebpf,
     /// State of the generator at the beginning of a trial.
     pace: Pace,
@@ -106,7 +101,9 @@ impl<'a> Live<'a> {
     /// When the kernel refuses the programs.
     pub fn new(path: Path<'a>, load: &Load, seed: u64) -> Result<Self> {
         #[expect(clippy::cast_possible_truncation, reason = "any 16 bits serve")]
-        let tag = SplitMix64::new(now_ns()).next() as u16;
+        let drawn = SplitMix64::new(now_ns()).next() as u16;
+        // A probe beside the frames begins with the first bytes of its flow's number, which is small.
+        let tag = drawn | 0x8000;
         let frames = templates(&path.services, path.macs, load, tag);
         let listed = listed(load);
         let flows = load.flows_of(listed as usize, seed);
@@ -144,6 +141,8 @@ impl<'a> Live<'a> {
             },
             path,
             load: load.clone(),
+            frames,
+            flows,
             object,
         })
     }
@@ -186,13 +185,24 @@ impl<'a> Live<'a> {
         Ok(())
     }
 
-    /// Sends frames. Returns when that began, and how long it took: with a rate by the clock, else in core time.
-    fn send(&mut self, Asked { rate, seconds, .. }: Asked) -> Result<(u64, f64)> {
-        let is_paced = rate.is_some();
+    /// Sends frames. Returns when that began, how long it took, with a rate by the clock and else in core time, and the
+    /// state of the generator at the end.
+    fn send(&mut self, Asked { rate, seconds, .. }: Asked) -> Result<(u64, f64, Pace)> {
         let start = now_ns();
         self.pace.due = start;
         self.pace.interval = rate.map_or(0, interval);
         self.pace.limit = rate.map_or(u32::MAX, |rate| frames_in(seconds, rate));
+        let (took, pace) = if self.load.generator == GeneratorKind::Afxdp {
+            let (out, pace) = (&self.path.out, self.pace);
+            let send = || afxdp::send(out.name(), (&self.frames, &self.flows), pace, seconds);
+            out.namespace().run(send)?
+        } else {
+            self.send_from_kernel(seconds)?
+        };
+        Ok((start, took, pace))
+    }
+
+    fn send_from_kernel(&mut self, seconds: f64) -> Result<(f64, Pace)> {
         fill(&mut self.object, map::PACE, &[self.pace])?;
         let object = &self.object;
         let generator: &Xdp = object
@@ -212,7 +222,7 @@ impl<'a> Live<'a> {
             };
             generator.test_run(options).map(drop)
         };
-        let send = || -> Result<f64> {
+        let send = || -> Result<(f64, Pace)> {
             let core = host::occupy_core(None)?;
             let (before, began) = (host::core_clock(core)?, Instant::now());
             loop {
@@ -221,11 +231,12 @@ impl<'a> Live<'a> {
                 let elapsed = began.elapsed().as_secs_f64();
                 if pace.sent == pace.limit || elapsed >= seconds {
                     let core_time = host::core_clock(core)?.since(before);
-                    return Ok(if is_paced { elapsed } else { core_time });
+                    let is_paced = pace.interval > 0;
+                    return Ok((if is_paced { elapsed } else { core_time }, pace));
                 }
             }
         };
-        Ok((start, self.path.out.namespace().run(send)?))
+        self.path.out.namespace().run(send)
     }
 
     /// Returns what the sink has counted, when nothing more comes.
@@ -239,23 +250,38 @@ impl<'a> Live<'a> {
             thread::sleep(Duration::from_millis(1));
         }
     }
-}
 
-impl Generator for Live<'_> {
-    fn run(&mut self, asked: Asked) -> Result<Trial> {
+    /// Runs a trial, and `work` beside it, which begins with it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Generator::run`].
+    ///
+    /// # Panics
+    ///
+    /// When `work` does.
+    pub fn run_beside<T: Send>(
+        &mut self,
+        asked: Asked,
+        work: impl FnOnce() -> T + Send,
+    ) -> Result<(Trial, T)> {
         fill(&mut self.object, map::COUNTED, &[self.nothing])?;
         let attached = self.attach()?;
-        let outcome = self.send(asked);
-        let pace: Pace = entry(&self.object, map::PACE)?;
-        let counted = self.await_count(pace.sent.into());
+        let (outcome, done) = thread::scope(|scope| {
+            let beside = scope.spawn(work);
+            let outcome = self.send(asked);
+            (outcome, beside.join().expect("it does not panic"))
+        });
+        let sent = outcome.as_ref().map_or(0, |(_, _, pace)| pace.sent);
+        let counted = self.await_count(sent.into());
         self.detach(attached)?;
-        let ((start, seconds), counted) = (outcome?, counted?);
+        let ((start, seconds, pace), counted) = (outcome?, counted?);
         ensure!(pace.sent > 0, "the generator has sent nothing");
         // Flows that were new in this trial are not new in the next.
         self.pace.new_flow = pace.new_flow;
         let sent = u64::from(pace.sent);
         let received = counted.received.min(sent);
-        Ok(Trial {
+        let trial = Trial {
             start,
             seconds,
             requests: Vec::new(),
@@ -269,85 +295,16 @@ impl Generator for Live<'_> {
                 ..Tally::default()
             },
             shares: Vec::new(),
-        })
+            background: None,
+        };
+        Ok((trial, done))
     }
 }
 
-/// Returns the length of the list of flows, which repeats.
-pub(crate) fn listed(load: &Load) -> u32 {
-    let is_drawn = load.flow_order != FlowOrder::InTurn || load.new_flow_share > 0.0;
-    let least = if is_drawn { DRAWN } else { 1 };
-    load.flows.max(least)
-}
-
-/// Returns the time between two frames, in whole nanoseconds: the next higher rate.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "rates are between 1 and 20 million"
-)]
-pub(crate) fn interval(rate: f64) -> u64 {
-    (1e9 / rate) as u64
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a product of positive numbers; more than fit end at the largest"
-)]
-pub(crate) fn frames_in(seconds: f64, rate: f64) -> u32 {
-    (seconds * rate) as u32
-}
-
-/// Returns the frames of flow 0 with number 0, for each Service in each size.
-fn templates(services: &[SocketAddr], macs: [u8; 12], load: &Load, tag: u16) -> Vec<Numbered> {
-    let mut client = client(load.family, 0);
-    client.set_port(0);
-    let at = offsets(services, macs, load);
-    let framing = framing(macs, load);
-    let sizes = load.sizes();
-    let each = services
-        .iter()
-        .flat_map(|service| sizes.iter().map(move |size| (*service, *size)));
-    #[expect(clippy::cast_possible_truncation, reason = "frames are short")]
-    let template = |(service, size): (SocketAddr, u32)| {
-        let mut payload = vec![0; load.payload(size).max(NUMBER_LENGTH)];
-        payload[..2].copy_from_slice(&tag.to_be_bytes());
-        let frame = framing.frame(client, service, &payload);
-        let mut bytes = [0; NUMBERED_LENGTH];
-        let front = frame.len().min(NUMBERED_LENGTH);
-        bytes[..front].copy_from_slice(&frame[..front]);
-        Numbered {
-            bytes,
-            length: frame.len() as u32,
-            address_at: at.address as u32,
-            port_at: at.port as u32,
-            check_at: at.check as u32,
-            ip_check_at: at.ip_check.unwrap_or(0) as u32,
-            number_at: at.payload as u32 + 2,
-        }
-    };
-    each.map(template).collect()
-}
-
-fn framing(macs: [u8; 12], load: &Load) -> Framing {
-    let protocol = load.protocol;
-    Framing { macs, protocol }
-}
-
-fn offsets(services: &[SocketAddr], macs: [u8; 12], load: &Load) -> Offsets {
-    let is_v4 = services.iter().all(SocketAddr::is_ipv4);
-    framing(macs, load).offsets(is_v4)
-}
-
-/// Returns the client of a flow, as the generator makes it.
-pub fn client(family: AddressFamily, flow: u32) -> SocketAddr {
-    let (bits, port) = bench::client(flow);
-    let address: IpAddr = match family {
-        AddressFamily::Ipv4 => Ipv4Addr::from(u32::from(CLIENT_V4) | bits).into(),
-        AddressFamily::Ipv6 => Ipv6Addr::from(u128::from(CLIENT_V6) | u128::from(bits)).into(),
-    };
-    SocketAddr::new(address, port)
+impl Generator for Live<'_> {
+    fn run(&mut self, asked: Asked) -> Result<Trial> {
+        Ok(self.run_beside(asked, || ())?.0)
+    }
 }
 
 fn fill<T: Pod>(object: &mut Ebpf, name: &str, entries: &[T]) -> Result<()> {

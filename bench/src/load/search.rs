@@ -182,34 +182,42 @@ impl<'a> Searching<'a> {
 }
 
 impl Generator for Searching<'_> {
-    /// Gives the trial at the highest lower bound whose loss has as many trials below as the goal asks for. If even the
-    /// lowest load is too much, that one's.
     fn run(&mut self, asked: Asked) -> Result<Trial> {
-        let most = asked.rate.unwrap_or_default();
-        let mut search = Search::new(self.goal, most);
-        let mut trials = Vec::new();
-        while let Some(rate) = search.next_rate() {
-            let seed = asked.seed.wrapping_add(trials.len() as u64);
-            let asked = Asked {
-                rate: Some(rate),
-                seed,
-                ..asked
-            };
-            let trial = self.within.run(asked)?;
-            search.add(rate, loss(&trial));
-            trials.push((rate, trial));
-        }
-        let (lower, upper) = search.bounds();
-        let found = lower.or(upper);
-        trials.retain(|(rate, _)| Some(*rate) == found);
-        trials.sort_by(|(_, one), (_, other)| loss(one).total_cmp(&loss(other)));
-        ensure!(!trials.is_empty(), "the search has tried nothing");
-        let share = 1.0 - self.goal.exceed;
-        let losses: Vec<f64> = trials.iter().map(|(_, trial)| loss(trial)).collect();
-        let wanted = quantile(&losses, share);
-        let place = losses.iter().position(|loss| *loss >= wanted).unwrap_or(0);
-        Ok(trials.swap_remove(place).1)
+        Ok(find(self.within.as_mut(), self.goal, asked)?.1)
     }
+}
+
+/// Searches for the highest rate up to the one that is asked for. Returns it, and the trial at it whose loss has as many
+/// trials below as the goal asks for. If even the lowest rate is too much, it is that one.
+///
+/// # Errors
+///
+/// When a trial fails.
+pub fn find(generator: &mut dyn Generator, goal: Goal, asked: Asked) -> Result<(f64, Trial)> {
+    let most = asked.rate.unwrap_or_default();
+    let mut search = Search::new(goal, most);
+    let mut trials = Vec::new();
+    while let Some(rate) = search.next_rate() {
+        let seed = asked.seed.wrapping_add(trials.len() as u64);
+        let asked = Asked {
+            rate: Some(rate),
+            seed,
+            ..asked
+        };
+        let trial = generator.run(asked)?;
+        search.add(rate, loss(&trial));
+        trials.push((rate, trial));
+    }
+    let (lower, upper) = search.bounds();
+    let found = lower.or(upper);
+    trials.retain(|(rate, _)| Some(*rate) == found);
+    trials.sort_by(|(_, one), (_, other)| loss(one).total_cmp(&loss(other)));
+    ensure!(!trials.is_empty(), "the search has tried nothing");
+    let share = 1.0 - goal.exceed;
+    let losses: Vec<f64> = trials.iter().map(|(_, trial)| loss(trial)).collect();
+    let wanted = quantile(&losses, share);
+    let place = losses.iter().position(|loss| *loss >= wanted).unwrap_or(0);
+    Ok(trials.swap_remove(place))
 }
 
 fn loss(trial: &Trial) -> f64 {
@@ -318,6 +326,7 @@ mod tests {
                     ..Tally::default()
                 },
                 shares: Vec::new(),
+                background: None,
             })
         }
     }

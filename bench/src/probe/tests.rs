@@ -4,7 +4,7 @@ const MARKS: Key = Key([7; 16]);
 const BACKENDS: [u16; 3] = [0, 1, 2];
 
 fn ledger() -> Ledger {
-    Ledger::new(Key([1; 16]), MARKS, &BACKENDS)
+    Ledger::new(Key([1; 16]), MARKS, &BACKENDS.map(Some))
 }
 
 fn answer(probe: [u8; PROBE_LENGTH], backend: u16) -> Vec<u8> {
@@ -104,7 +104,7 @@ fn every_changed_bit_of_an_answer_is_corruption() {
 fn foreign_frames_and_those_of_an_earlier_trial_are_not_counted() {
     let mut ledger = ledger();
     answers(&mut ledger, 1_000);
-    let mut earlier = Ledger::new(Key([2; 16]), MARKS, &BACKENDS);
+    let mut earlier = Ledger::new(Key([2; 16]), MARKS, &BACKENDS.map(Some));
     let replayed = answers(&mut earlier, 1_000);
     let mut random = crate::stats::SplitMix64::new(5);
     for replay in &replayed {

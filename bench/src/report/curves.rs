@@ -8,8 +8,11 @@ use super::{
 };
 use crate::{
     result::{Files, Interval, Run, Series, Stream, merge},
-    scenario::Load,
+    scenario::{Background, Load},
 };
+
+/// Most rates of loads that have a mark each on the axis.
+const MOST_TICKS: usize = 6;
 
 /// A figure of the page, which is a file of its own too.
 pub(super) struct Figure {
@@ -122,22 +125,34 @@ fn label(series: &Series) -> String {
 
 /// Draws percentiles against the rate of the load, if there are several rates.
 pub(super) fn against_load(files: &Files) -> Vec<Figure> {
-    let mut rates: Vec<f64> = files
-        .run
-        .kept_up()
-        .filter_map(|series| series.load.mean_rate())
-        .collect();
+    let mut rates: Vec<f64> = files.run.kept_up().filter_map(Series::mean_rate).collect();
     rates.sort_by(f64::total_cmp);
     rates.dedup();
     let [low, .., high] = rates[..] else {
         return Vec::new();
     };
-    let ticks = rates.iter().map(|rate| (rate.log10(), format!("{rate}/s")));
+    let decades: Vec<f64> = (0..9).map(|decade| 10_f64.powi(decade)).collect();
+    let marked = if rates.len() > MOST_TICKS {
+        &decades
+    } else {
+        &rates
+    };
+    let marked = marked.iter().filter(|rate| (low..=high).contains(*rate));
+    let has_frames = files
+        .run
+        .kept_up()
+        .any(|series| series.background_rate().is_some());
     let x = Axis {
         low: low.log10(),
         high: high.log10(),
-        ticks: ticks.collect(),
-        label: "requests a second".to_owned(),
+        ticks: marked
+            .map(|rate| (rate.log10(), format!("{rate}/s")))
+            .collect(),
+        label: if has_frames {
+            "requests and live frames a second".to_owned()
+        } else {
+            "requests a second".to_owned()
+        },
     };
     let of_percentile = |percentile: f64| {
         let curves = curves_against_load(&files.run, percentile);
@@ -152,6 +167,7 @@ pub(super) fn against_load(files: &Files) -> Vec<Figure> {
 fn curves_against_load(run: &Run, percentile: f64) -> Vec<Curve> {
     let kind = |series: &Series| Load {
         rate: None,
+        background: Background::None,
         ..series.load.clone()
     };
     let mut kinds: Vec<Load> = Vec::new();
@@ -172,7 +188,7 @@ fn curves_against_load(run: &Run, percentile: f64) -> Vec<Curve> {
         let mut points: Vec<(f64, f64)> = own
             .filter_map(|series| {
                 let value = series.figures.round_trip.value(percentile)?;
-                Some((series.load.mean_rate()?.log10(), height(value)))
+                Some((series.mean_rate()?.log10(), height(value)))
             })
             .collect();
         points.sort_by(|one, other| one.0.total_cmp(&other.0));

@@ -55,6 +55,7 @@ pub fn csv(results: &[Files]) -> String {
         "system",
         "services",
         "rate",
+        "background_rate",
         "flows",
         "frame_bytes",
         "stream",
@@ -92,11 +93,12 @@ fn csv_row(
     let of = trial
         .map_or(&series.figures, |trial| &trial.figures)
         .of(stream);
-    let rate = load.rate.map(|rate| rate.to_string()).unwrap_or_default();
+    let [rate, beside] = [load.rate, series.background_rate()]
+        .map(|rate| rate.map(|rate| rate.to_string()).unwrap_or_default());
     // Names of scenarios may hold anything.
     let _ = write!(
         text,
-        "\"{}\",{},{},{},{},{rate},{},{},{},{round},{},{},{},{},{}",
+        "\"{}\",{},{},{},{},{rate},{beside},{},{},{},{round},{},{},{},{},{}",
         run.scenario.name.replace('"', "\"\""),
         run.started,
         series.name,
@@ -246,6 +248,10 @@ fn latencies(run: &Run) -> String {
                     row.ratio, row.low, row.high, row.judgement
                 )
             });
+        let beside = series.background_rate();
+        let beside = beside
+            .map(|rate| format!(" beside {rate}/s"))
+            .unwrap_or_default();
         let no_answer = if series.is_overloaded() {
             "overloaded".to_owned()
         } else {
@@ -253,7 +259,7 @@ fn latencies(run: &Run) -> String {
         };
         let _ = writeln!(
             text,
-            "| {} | {}/s | {} | {} | {} | {} | {} |",
+            "| {} | {}/s{beside} | {} | {} | {} | {} | {} |",
             series.system,
             series.load.mean_rate().unwrap_or_default(),
             value(Stream::RoundTrip, 50.0),

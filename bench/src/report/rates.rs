@@ -9,6 +9,8 @@ use super::{
     verdict::{of_system, proxies},
 };
 use crate::{
+    load::Passed,
+    probe::Tally,
     result::{Run, Series},
     scenario::{LEAST_ROUNDS, SearchKind, System},
     stats::{self, Estimate, median},
@@ -30,7 +32,7 @@ pub(super) fn sentence(run: &Run, series: &Series) -> String {
     let mut text = format!(
         "{} takes {} million frames a second",
         series.name,
-        rate(series)
+        rate(&series.rates())
     );
     let direct = of_system(run, System::Direct, series).filter(|direct| direct.name != series.name);
     let others = direct.into_iter().chain(proxies(run, series));
@@ -76,9 +78,9 @@ pub(super) fn section(run: &Run) -> Markup {
 /// Says how live frames are made; nothing if there were none.
 pub(super) fn method(run: &Run) -> Markup {
     html! {
-        @if run.timed().count() < run.series.len() { p {
+        @if rows(run).next().is_some() { p {
             "Live frames are numbered, and have right checksums. A BPF program makes them in the kernel and sends them into the "
-            "system's device. A sink counts those that leave the system again: in the driver where the system sends by XDP, "
+            "system's device; those of the generator afxdp are this program's, and leave by an AF_XDP socket. A sink counts those that leave the system again: in the driver where the system sends by XDP, "
             "right behind it where the stack sends. Generator, system and sink share one core. With the schedule max, seconds are "
             "those that the core had for it. On the direct wire the sink is at the first node."
         } }
@@ -117,35 +119,46 @@ pub(super) fn as_markdown(run: &Run) -> String {
     text
 }
 
+/// Returns a row for each series of frames, and for the frames beside requests.
 fn rows(run: &Run) -> impl Iterator<Item = [String; 6]> {
-    let untimed = run.series.iter().filter(|series| !series.is_timed());
-    untimed.map(|series| {
-        let per_second = |of: fn(&crate::probe::Tally) -> u64| {
-            let trials = series.trials.iter();
-            let rates = trials.map(|trial| of(&trial.tally) as f64 / trial.seconds);
-            format!("{:.0}", median(&rates.collect::<Vec<_>>()))
+    run.series.iter().filter_map(|series| {
+        let trials = series.trials.iter();
+        let (name, passed): (String, Vec<Passed>) = if series.is_timed() {
+            let passed = trials.filter_map(|trial| trial.background);
+            (format!("beside {}", series.name), passed.collect())
+        } else {
+            let passed = trials.map(|trial| Passed {
+                seconds: trial.seconds,
+                tally: trial.tally,
+            });
+            (series.name.clone(), passed.collect())
         };
-        let [_, sent, received] = series.totals();
-        let lost = 100.0 * (1.0 - received as f64 / sent.max(1) as f64);
-        let reordered: u64 = series
-            .trials
-            .iter()
-            .map(|trial| trial.tally.reordered)
-            .sum();
-        [
-            series.name.clone(),
-            per_second(|tally| tally.offered),
-            per_second(|tally| tally.sent),
-            rate(series),
-            format!("{lost:.3} %"),
-            reordered.to_string(),
-        ]
+        (!passed.is_empty()).then(|| row(name, &passed))
     })
 }
 
-/// Returns a series' rate with its interval, in millions.
-fn rate(series: &Series) -> String {
-    let rates = series.rates();
+fn row(name: String, passed: &[Passed]) -> [String; 6] {
+    let rates = |of: fn(&Tally) -> u64| {
+        let rates = passed.iter();
+        let rates = rates.map(|passed| of(&passed.tally) as f64 / passed.seconds);
+        rates.collect::<Vec<f64>>()
+    };
+    let per_second = |of: fn(&Tally) -> u64| format!("{:.0}", median(&rates(of)));
+    let sum = |of: fn(&Tally) -> u64| passed.iter().map(|passed| of(&passed.tally)).sum::<u64>();
+    let (sent, received) = (sum(|tally| tally.sent), sum(|tally| tally.received));
+    let lost = 100.0 * (1.0 - received as f64 / sent.max(1) as f64);
+    [
+        name,
+        per_second(|tally| tally.offered),
+        per_second(|tally| tally.sent),
+        rate(&rates(|tally| tally.received)),
+        format!("{lost:.3} %"),
+        sum(|tally| tally.reordered).to_string(),
+    ]
+}
+
+/// Returns a rate with its interval, in millions.
+fn rate(rates: &[f64]) -> String {
     let of = |sample: &[usize]| {
         let chosen = sample.iter().map(|&round| rates[round] / 1e6);
         median(&chosen.collect::<Vec<_>>())

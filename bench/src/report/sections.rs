@@ -6,7 +6,7 @@ use maud::{Markup, html};
 
 use super::{
     curves::{self, Figure},
-    duration, machine, rates, shares, table,
+    duration, events, machine, rates, shares, table,
     verdict::{self, Verdict},
 };
 use crate::{
@@ -36,12 +36,15 @@ pub(super) fn result(files: &Files) -> Markup {
                 }
             }
             (rates::section(run))
+            (events::section(run))
             @if run.kept_up().next().is_some() { (latency(files)) }
             h2 { "Packets" }
             (shares::packets(run))
             @if let Some(figure) = shares::figure(run) { (figure.show()) }
             h2 { "Drops by place" }
             (shares::drops(run))
+            h2 { "What queues received" }
+            (shares::queues(run))
             h2 { "How quiet the machine was" }
             (machine::quietness(run))
             h2 { "Systems and method" }
@@ -187,11 +190,7 @@ fn rows_of(comparison: Comparison) -> Vec<Vec<Markup>> {
     };
     let row = |row: Row| {
         vec![
-            cell(format!(
-                "{names}: {}, p{}",
-                row.stream.words(),
-                row.percentile
-            )),
+            cell(format!("{names}: {}", row.quantity)),
             cell(duration(row.first)),
             cell(duration(row.second)),
             cell(duration(row.second - row.first)),

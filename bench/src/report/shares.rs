@@ -105,6 +105,30 @@ pub(super) fn drops(run: &Run) -> Markup {
     }
 }
 
+/// Returns what each queue received in a second, over all trials of a series.
+pub(super) fn queues(run: &Run) -> Markup {
+    let rows: Vec<Vec<Markup>> = run.series.iter().flat_map(queues_of).collect();
+    html! {
+        @if rows.is_empty() {
+            p { "The drivers of the systems' devices tell nothing of queues." }
+        } @else {
+            (table(&["series", "queue", "frames a second"], &rows))
+        }
+    }
+}
+
+fn queues_of(series: &Series) -> Vec<Vec<Markup>> {
+    let mut all: BTreeMap<&str, u64> = BTreeMap::new();
+    for (queue, count) in series.trials.iter().flat_map(|trial| &trial.queues) {
+        *all.entry(queue).or_default() += count;
+    }
+    let seconds: f64 = series.trials.iter().map(|trial| trial.seconds).sum();
+    let rows = all.into_iter();
+    let rate = |count: u64| format!("{:.0}", count as f64 / seconds);
+    rows.map(|(queue, count)| vec![cell(&series.name), cell(queue), cell(rate(count))])
+        .collect()
+}
+
 fn drops_of(series: &Series) -> Vec<Vec<Markup>> {
     let mut all: BTreeMap<&str, u64> = BTreeMap::new();
     for (place, count) in series.trials.iter().flat_map(|trial| &trial.drops) {
@@ -113,4 +137,17 @@ fn drops_of(series: &Series) -> Vec<Vec<Markup>> {
     let rows = all.into_iter();
     rows.map(|(place, count)| vec![cell(&series.name), cell(place), cell(count)])
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{report, result::tests::sample};
+
+    #[test]
+    fn queues_are_told_with_their_rate_over_all_trials() {
+        let page = report::render(&[sample(1, 1.0)]);
+        // 3000 frames in each trial of 2 s.
+        let row = "<td>edge0: rx_queue_0_xdp_packets</td><td>1500</td>";
+        assert!(page.contains(row));
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::{duration, rates};
 use crate::{
-    compare::{self, Comparison, Judgement, LEAST_DIFFERENCE},
+    compare::{self, Comparison, Judgement, LEAST_DIFFERENCE, Quantity},
     result::{Files, Run, Series, Stream},
     scenario::{LEAST_ROUNDS, Named, System},
     stats::Estimate,
@@ -76,7 +76,9 @@ fn shares_added(run: &Run, series: &Series) -> Vec<String> {
     };
     let say = |proxy: &Series, stream: Stream| {
         let slower = against_direct(run, proxy)?.rows.into_iter();
-        let mut slower = slower.filter(|row| row.stream == stream && row.low > 1.0);
+        let is_of =
+            |quantity| matches!(quantity, Quantity::Latency { stream: own, .. } if own == stream);
+        let mut slower = slower.filter(|row| is_of(row.quantity) && row.low > 1.0);
         // A share of what may be nothing says nothing.
         slower.next()?;
         let Estimate { value, low, high } = compare::added(direct, series, proxy, stream)?;
@@ -134,9 +136,13 @@ fn sentence(run: &Run, series: &Series) -> Option<String> {
         ));
     };
     let rate = series.load.mean_rate().unwrap_or_default();
+    let beside = series
+        .background_rate()
+        .map(|rate| format!(" beside {rate} live frames a second"));
     let own = format!(
-        "{} answers half of {rate} requests a second within {}",
+        "{} answers half of {rate} requests a second{} within {}",
         series.system,
+        beside.unwrap_or_default(),
         duration(median as f64)
     );
     let Some(comparison) = against_direct(run, series) else {

@@ -15,6 +15,8 @@ use super::{
 };
 use crate::{
     environment,
+    load::Passed,
+    probe::Tally,
     scenario::{Load, SearchKind},
 };
 
@@ -313,6 +315,9 @@ const LATE_NS: u64 = 1_000_000;
 /// Share of late requests from which the latencies of a trial are doubtful.
 const LATE_SHARE: f64 = 0.001;
 
+/// Share of the live frames beside the requests that must pass.
+const BACKGROUND_PASSED: f64 = 0.995;
+
 /// Returns what makes the latencies of a trial doubtful.
 fn doubts(trial: &Trial, load: &Load, streams: &Streams) -> Vec<String> {
     let mut doubts = Vec::new();
@@ -333,6 +338,14 @@ fn doubts(trial: &Trial, load: &Load, streams: &Streams) -> Vec<String> {
         doubts.push(format!(
             "{unsent} of {} requests could not be sent",
             tally.offered
+        ));
+    }
+    if let Some(Passed { tally, .. }) = trial.background
+        && (tally.received as f64) < tally.offered as f64 * BACKGROUND_PASSED
+    {
+        doubts.push(format!(
+            "of {} live frames beside the requests, {} were sent and {} passed",
+            tally.offered, tally.sent, tally.received
         ));
     }
     let own = streams.get(&Stream::Lateness).into_iter().flatten();
@@ -402,10 +415,14 @@ fn check_digests(run: &Run, logs: &BTreeMap<String, String>) -> Result<(), Resul
 
 fn check_tally(what: &str, trial: &Trial) -> Result<(), ResultError> {
     let tally = trial.tally;
-    let accounted = tally.received + tally.lost;
-    let holds = tally.sent <= tally.offered
-        && accounted <= tally.sent
-        && tally.sent <= accounted + tally.corrupt
+    let adds_up = |tally: Tally| {
+        let accounted = tally.received + tally.lost;
+        tally.sent <= tally.offered
+            && accounted <= tally.sent
+            && tally.sent <= accounted + tally.corrupt
+    };
+    let holds = adds_up(tally)
+        && trial.background.is_none_or(|passed| adds_up(passed.tally))
         && (trial.shares.is_empty() || trial.shares.iter().sum::<u64>() == tally.received);
     if holds {
         return Ok(());

@@ -6,15 +6,20 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Distribution, digest, distribution::merge, log::Interval};
-use crate::{probe::Tally, scenario::Load, scenario::Scenario};
+use crate::{
+    load::Passed,
+    probe::Tally,
+    scenario::{Background, Load, Scenario, SearchKind},
+    stats::median,
+};
 
 /// Version of the format. A result of another version is refused, because its fields may mean something else.
-pub const SCHEMA_VERSION: u32 = 2;
+pub const SCHEMA_VERSION: u32 = 3;
 
 /// A run of a scenario: what was asked for, where it ran and what was measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(extend("$id" = "urn:guideway:bench:result:2"))]
+#[schemars(extend("$id" = "urn:guideway:bench:result:3"))]
 pub struct Run {
     /// Version of this format.
     #[schemars(extend("const" = SCHEMA_VERSION))]
@@ -168,6 +173,12 @@ impl Series {
         !self.load.generator.streams().is_empty()
     }
 
+    /// Tells whether it has a rate that was measured, and not only that of its load.
+    pub fn measures_rate(&self) -> bool {
+        let is_given = self.load.rate.is_some() && self.load.search == SearchKind::None;
+        !self.is_timed() && !is_given
+    }
+
     /// Returns what became of the requests of all trials: offered, sent, received.
     pub fn totals(&self) -> [u64; 3] {
         self.trials
@@ -186,6 +197,24 @@ impl Series {
     pub fn is_overloaded(&self) -> bool {
         let [offered, _, received] = self.totals();
         is_overloaded(offered, received)
+    }
+
+    /// Returns the live frames a second that were offered beside the requests. A rate that was searched for is read
+    /// off the trials.
+    pub fn background_rate(&self) -> Option<f64> {
+        let passed = self.trials.iter().filter_map(|trial| trial.background);
+        let rates = passed.map(|passed| passed.tally.offered as f64 / passed.seconds);
+        match self.load.background {
+            Background::None => None,
+            Background::Rate(rate) => Some(rate),
+            Background::ShareOfPdr(_) => Some(median(&rates.collect::<Vec<_>>()).round()),
+        }
+    }
+
+    /// Returns all that is offered in a second on average: requests, and live frames beside them. `None` if as many
+    /// are sent as can be.
+    pub fn mean_rate(&self) -> Option<f64> {
+        Some(self.load.mean_rate()? + self.background_rate().unwrap_or(0.0))
     }
 
     /// Returns the requests a second that were received in each trial.
@@ -222,13 +251,33 @@ pub struct Trial {
     pub tally: Tally,
     /// Answers by backend; empty if the generator does not know who answers.
     pub shares: Vec<u64>,
+    /// The longest time in which no answer came, in nanoseconds, from when the first request was due; absent without
+    /// latencies.
+    pub longest_gap_ns: Option<u64>,
+    /// When the event of the scenario happened to the system, and how long that took; absent if none did.
+    pub event: Option<Happened>,
+    /// What became of the live frames beside the requests; absent if there were none.
+    pub background: Option<Passed>,
     /// Packets that machines threw away meanwhile, by machine and place. Others' packets count too: for those of the
     /// trial, see the tally.
     pub drops: BTreeMap<String, u64>,
+    /// Frames that each queue of the system's device received meanwhile, by machine and the driver's name of the counter.
+    pub queues: BTreeMap<String, u64>,
     /// The figures of this trial. There are none if it is overloaded.
     pub figures: Figures,
     /// Findings that make the trial's latencies doubtful.
     pub doubts: Vec<String>,
+}
+
+/// An event that happened while a trial ran.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Happened {
+    /// Seconds from when the first request was due.
+    pub at: f64,
+    /// How long it took until the event was over, in seconds: until another agent was started, or a backend taken out
+    /// of the configuration.
+    pub seconds: f64,
 }
 
 /// A quantity of which each probe gives one value.

@@ -139,7 +139,11 @@ fn trial(round: u32, factor: f64, random: &mut SplitMix64, streams: &mut Streams
         seconds: 2.0,
         tally,
         shares,
+        longest_gap_ns: None,
+        event: None,
+        background: None,
         drops: BTreeMap::from([("edge0: eth0, received".to_owned(), u64::from(round))]),
+        queues: BTreeMap::from([("edge0: rx_queue_0_xdp_packets".to_owned(), 3_000)]),
         figures: figures(streams, Some(round)),
         doubts: Vec::new(),
     }
@@ -233,7 +237,7 @@ fn truncated_edited_and_other_results_are_refused_and_named() {
     });
     assert!(cut.contains("cut off") && cut.contains("line"), "{cut}");
     let other = refused("version", "result.json", |text| {
-        text.replacen("\"schema_version\": 2", "\"schema_version\": 1", 1)
+        text.replacen("\"schema_version\": 3", "\"schema_version\": 1", 1)
     });
     assert!(other.contains("schema_version 1"), "{other}");
     let unknown = refused("unknown", "result.json", |text| {
@@ -305,7 +309,11 @@ pub(crate) fn rates() -> Files {
             ..Tally::default()
         },
         shares: Vec::new(),
+        longest_gap_ns: None,
+        event: None,
+        background: None,
         drops: BTreeMap::new(),
+        queues: BTreeMap::new(),
         figures: figures(&Streams::new(), None),
         doubts: Vec::new(),
     };

@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use xdp_prog::bench::NUMBER_LENGTH;
 
-use crate::{datapath::Protocol, probe::PROBE_LENGTH, result::Stream};
+use crate::{
+    datapath::Protocol, load::message::PREFIX_LENGTH, probe::PROBE_LENGTH, result::Stream,
+};
 
 /// Smallest frame with its FCS, in bytes.
 pub const SMALLEST_FRAME: u32 = 64;
@@ -17,6 +19,8 @@ pub const SMALLEST_FRAME: u32 = 64;
 pub const LARGEST_FRAME: u32 = 1518;
 /// Ethernet header and FCS, in bytes.
 const FRAMING: u32 = 14 + 4;
+/// The option with timestamps, which the kernel's TCP has in every segment.
+const TCP_TIMESTAMPS: u32 = 12;
 
 /// A load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -28,6 +32,8 @@ pub struct Load {
     pub family: AddressFamily,
     /// Transport protocol.
     pub protocol: Protocol,
+    /// What a request is.
+    pub exchange: Exchange,
     /// When requests are due.
     pub schedule: Schedule,
     /// Requests a second; with `ramp`, `step` and a search the highest rate; `null` with `max`.
@@ -47,6 +53,8 @@ pub struct Load {
     /// Sizes of requests' frames, which take turns. An answer has the size of its request, but at least that of the
     /// headers and 22 bytes.
     pub frame_bytes: Vec<FrameSize>,
+    /// Live frames that pass the system meanwhile: in as many flows of their own, by UDP, of the same sizes.
+    pub background: Background,
 }
 
 /// A size of frames.
@@ -63,11 +71,37 @@ pub struct FrameSize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum GeneratorKind {
-    /// UDP sockets: a request to a backend, and its answer. Open loop: no request waits for an answer.
+    /// Sockets: a request to a backend, and its answer. Open loop: no request waits for an answer.
     Sockets,
     /// Numbered frames that a BPF program makes in the kernel, right before the system, and counts right behind it.
     /// Nobody answers, and there are no latencies.
     Live,
+    /// The same frames, made by this program and sent by an AF_XDP socket.
+    Afxdp,
+}
+
+/// What a request of the generator `sockets` is, and when it is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Exchange {
+    /// Request and answer; with TCP by the flow's connection, which is open before.
+    Rr,
+    /// A TCP connection of its own: opened, used for request and answer, and reset.
+    Crr,
+    /// The same, but the round trip ends when the connection is open. The answer still tells the backend.
+    Connect,
+}
+
+/// Live frames beside requests that are timed.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Background {
+    /// None.
+    None,
+    /// So many a second.
+    Rate(f64),
+    /// A share (0 to 1) of the partial-drop rate, which is searched for before the first trial.
+    ShareOfPdr(f64),
 }
 
 /// An address family.
@@ -129,29 +163,57 @@ impl GeneratorKind {
     pub fn streams(self) -> &'static [Stream] {
         match self {
             Self::Sockets => &Stream::ALL,
-            Self::Live => &[],
+            Self::Live | Self::Afxdp => &[],
         }
     }
 
-    /// Returns the bytes at the start of a payload by which requests are told apart.
-    fn mark_length(self) -> usize {
-        match self {
-            Self::Sockets => PROBE_LENGTH,
-            Self::Live => NUMBER_LENGTH,
+    /// Tells whether it makes frames of its own that a sink counts, and not requests that are answered.
+    pub fn makes_frames(self) -> bool {
+        matches!(self, Self::Live | Self::Afxdp)
+    }
+
+    /// Returns the bytes of a payload by which requests are told apart.
+    fn mark_length(self, protocol: Protocol) -> usize {
+        match (self, protocol) {
+            (Self::Sockets, Protocol::Udp) => PROBE_LENGTH,
+            (Self::Sockets, Protocol::Tcp) => PREFIX_LENGTH + PROBE_LENGTH,
+            (Self::Live | Self::Afxdp, _) => NUMBER_LENGTH,
         }
     }
 }
 
 impl Load {
+    /// Returns the load of live frames beside the requests.
+    pub fn background_frames(&self) -> Self {
+        Self {
+            generator: GeneratorKind::Live,
+            protocol: Protocol::Udp,
+            exchange: Exchange::Rr,
+            schedule: Schedule::Max,
+            rate: None,
+            search: SearchKind::None,
+            burst: 1,
+            steps: 1,
+            background: Background::None,
+            ..self.clone()
+        }
+    }
+
+    /// Tells whether each request makes a connection of its own.
+    pub fn connects(&self) -> bool {
+        self.exchange != Exchange::Rr
+    }
+
     /// Returns the length of a frame's headers and FCS.
-    pub fn overhead(family: AddressFamily, protocol: Protocol) -> u32 {
+    pub fn overhead(generator: GeneratorKind, family: AddressFamily, protocol: Protocol) -> u32 {
         let network = match family {
             AddressFamily::Ipv4 => 20,
             AddressFamily::Ipv6 => 40,
         };
-        let transport = match protocol {
-            Protocol::Udp => 8,
-            Protocol::Tcp => 20,
+        let transport = match (protocol, generator) {
+            (Protocol::Udp, _) => 8,
+            (Protocol::Tcp, GeneratorKind::Sockets) => 20 + TCP_TIMESTAMPS,
+            (Protocol::Tcp, _) => 20,
         };
         FRAMING + network + transport
     }
@@ -163,13 +225,14 @@ impl Load {
         protocol: Protocol,
     ) -> u32 {
         #[expect(clippy::cast_possible_truncation, reason = "a few bytes")]
-        let mark = generator.mark_length() as u32;
-        SMALLEST_FRAME.max(Self::overhead(family, protocol) + mark)
+        let mark = generator.mark_length(protocol) as u32;
+        SMALLEST_FRAME.max(Self::overhead(generator, family, protocol) + mark)
     }
 
     /// Returns the length of the payload of a frame with so many bytes.
     pub fn payload(&self, frame_bytes: u32) -> usize {
-        frame_bytes.saturating_sub(Self::overhead(self.family, self.protocol)) as usize
+        let overhead = Self::overhead(self.generator, self.family, self.protocol);
+        frame_bytes.saturating_sub(overhead) as usize
     }
 
     /// Returns the mean rate in requests a second; `None` if as many are sent as can be.
@@ -220,7 +283,11 @@ impl fmt::Display for Load {
             flow_order,
             ..
         } = self;
-        write!(f, "{generator}, {family}, {protocol}, {schedule}")?;
+        write!(f, "{generator}, {family}, {protocol}")?;
+        if self.exchange != Exchange::Rr {
+            write!(f, " {}", self.exchange)?;
+        }
+        write!(f, ", {schedule}")?;
         match schedule {
             Schedule::Burst => write!(f, " of {}", self.burst)?,
             Schedule::Step => write!(f, " in {}", self.steps)?,
@@ -236,7 +303,14 @@ impl fmt::Display for Load {
         if self.new_flow_share > 0.0 {
             write!(f, " and {} % of new ones", self.new_flow_share * 100.0)?;
         }
-        write!(f, ", frames of {} bytes", self.frame_sizes())
+        write!(f, ", frames of {} bytes", self.frame_sizes())?;
+        match self.background {
+            Background::None => Ok(()),
+            Background::Rate(rate) => write!(f, ", beside {rate} live frames a second"),
+            Background::ShareOfPdr(share) => {
+                write!(f, ", beside live frames at {} % of PDR", share * 100.0)
+            }
+        }
     }
 }
 
@@ -250,6 +324,7 @@ pub(crate) mod tests {
             generator: GeneratorKind::Sockets,
             family: AddressFamily::Ipv4,
             protocol: Protocol::Udp,
+            exchange: Exchange::Rr,
             schedule: Schedule::Constant,
             rate: Some(1_000.0),
             search: SearchKind::None,
@@ -262,6 +337,7 @@ pub(crate) mod tests {
                 bytes: 64,
                 weight: 1,
             }],
+            background: Background::None,
         }
     }
 
@@ -272,6 +348,7 @@ pub(crate) mod tests {
         let (v4, v6) = (AddressFamily::Ipv4, AddressFamily::Ipv6);
         assert_eq!(smallest(sockets, v4, Protocol::Udp), 64);
         assert_eq!(smallest(sockets, v6, Protocol::Udp), 82);
+        assert_eq!(smallest(sockets, v4, Protocol::Tcp), 88);
         assert_eq!(smallest(live, v4, Protocol::Tcp), 64);
         assert_eq!(smallest(live, v6, Protocol::Tcp), 84);
     }

@@ -7,7 +7,7 @@ use std::{fmt, ops::RangeInclusive, str::FromStr};
 use serde::Deserialize;
 use serde_saphyr::{Location, MessageFormatter, Spanned, UserMessageFormatter};
 
-use super::{LEAST_ROUNDS, MOST_SERVICES, Named, Scenario, System, WireKind};
+use super::{Event, LEAST_ROUNDS, MOST_SERVICES, Named, Scenario, System, WireKind};
 use load::LoadText;
 
 /// Allowed seconds of a trial.
@@ -68,6 +68,14 @@ struct File {
     seconds: Text,
     rounds: Text,
     seed: Text,
+    event: Option<Spanned<EventText>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EventText {
+    what: Text,
+    at: Text,
 }
 
 impl Scenario {
@@ -87,6 +95,8 @@ impl Scenario {
         if reader.problems.is_empty() {
             return Ok(scenario);
         }
+        let place = |problem: &Problem| (problem.line, problem.column);
+        reader.problems.sort_by_key(place);
         Err(ScenarioError(reader.problems))
     }
 }
@@ -122,15 +132,30 @@ struct Reader {
 
 impl Reader {
     fn scenario(&mut self, file: File, whole: Location) -> Scenario {
+        let seconds = self.number(file.seconds, whole, "seconds", Some(5.0), SECONDS);
+        let systems = self.systems(file.systems.unwrap_or_default(), whole);
+        let event = file.event.map(|event| self.event(event, seconds, &systems));
         Scenario {
             name: self.name(file.name, whole),
             wire: self.named(file.wire, whole, "wire", Some(WireKind::Lab)),
-            systems: self.systems(file.systems.unwrap_or_default(), whole),
+            systems,
             services: self.number(file.services, whole, "services", Some(1), 1..=MOST_SERVICES),
             loads: self.loads(file.loads.unwrap_or_default(), whole),
-            seconds: self.number(file.seconds, whole, "seconds", Some(5.0), SECONDS),
+            seconds,
             rounds: self.number(file.rounds, whole, "rounds", Some(8), LEAST_ROUNDS..=10_000),
             seed: self.number(file.seed, whole, "seed", Some(1), 0..=u64::MAX),
+            event,
+        }
+    }
+
+    fn event(&mut self, text: Spanned<EventText>, seconds: f64, systems: &[System]) -> Event {
+        let (EventText { what, at: when }, at) = (text.value, text.referenced);
+        let happens = systems.iter().any(|system| system.is_ours());
+        let reason = "events happen to Guideway's own systems, and there is none";
+        self.check(at, happens, reason, "add ours-ipip, ours-l2dsr or ours-nat");
+        Event {
+            what: self.named(what, at, "what", None),
+            at: self.number(when, at, "at", None, 0.0..=seconds),
         }
     }
 
@@ -245,6 +270,7 @@ rounds: 6
             seconds: 2.0,
             rounds: 6,
             seed: 1,
+            event: None,
         };
         assert_eq!(Scenario::parse(GOOD), Ok(expected));
     }
@@ -266,6 +292,16 @@ rounds: 6
                 "rounds: 6",
                 "services: 10001",
                 "line 6, column 11: services is \"10001\"; write a number from 1 to 10000",
+            ),
+            (
+                "rounds: 6",
+                "event: { what: agent-restart, at: 3 }",
+                "line 6, column 35: at is \"3\"; write a number from 0 to 2",
+            ),
+            (
+                ", ours-ipip]",
+                "]\nevent: { what: agent-restart, at: 1 }",
+                "events happen to Guideway's own systems, and there is none; add ours-ipip",
             ),
             (
                 "direct",

@@ -13,7 +13,7 @@ use xdp_prog::{
 use super::{BACKENDS, FIRST_ROUTED, FIRST_SERVICE_PORT, HASH_SEED, MOST_TRIED, PORT};
 use crate::{
     datapath::Protocol,
-    scenario::{AddressFamily, GeneratorKind, Load, Scenario, System},
+    scenario::{AddressFamily, Background, Load, Scenario, System},
 };
 
 /// The client's port of the first flow; the others follow.
@@ -45,7 +45,7 @@ impl Listing {
             vip: 1 + u8::try_from(place).ok()?,
             services: scenario.services,
             families: distinct(loads().map(|load| load.family)),
-            protocols: distinct(loads().map(|load| load.protocol)),
+            protocols: distinct(loads().flat_map(protocols_of)),
         })
     }
 
@@ -82,6 +82,12 @@ impl Listing {
             SocketAddr::new(self.vip(family), self.port(number))
         })
     }
+}
+
+/// Returns the protocols of a load: its own, and that of frames beside it.
+fn protocols_of(load: &Load) -> impl Iterator<Item = Protocol> {
+    let frames = (load.background != Background::None).then_some(Protocol::Udp);
+    [load.protocol].into_iter().chain(frames)
 }
 
 fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
@@ -132,9 +138,10 @@ pub struct PlannedFlow {
 /// When the scenario has no such system.
 pub(super) fn targets(scenario: &Scenario, system: System, load: &Load) -> Result<Vec<SocketAddr>> {
     let family = load.family;
-    let reached = match load.generator {
-        GeneratorKind::Sockets => BACKENDS,
-        GeneratorKind::Live => 1,
+    let reached = if load.generator.makes_frames() {
+        1
+    } else {
+        BACKENDS
     };
     let addresses: Vec<IpAddr> = match system {
         System::Direct => backends(system, family)[..reached].to_vec(),

@@ -1,7 +1,9 @@
 //! The backends: each answers every probe with its mark, and notes when it read it.
 
 use std::{
-    net::{SocketAddr, UdpSocket},
+    collections::HashMap,
+    io::{self, Write},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -13,11 +15,15 @@ use anyhow::{Context, Result};
 use lab::Machine;
 use rustix::{
     event::{Timespec, epoll},
-    fd::OwnedFd,
+    fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
 use crate::{
-    load::{Arrivals, sockets::now_ns},
+    load::{
+        Arrivals,
+        message::{Incoming, framed},
+        sockets::now_ns,
+    },
     probe::{Key, MARK_LENGTH, PROBE_LENGTH},
 };
 
@@ -27,7 +33,7 @@ const POLL: Timespec = Timespec {
     tv_nsec: 50_000_000,
 };
 
-/// A backend: a thread with a socket for each of its addresses. It ends on drop.
+/// A backend: a thread with a UDP socket and a TCP listener for each of its addresses. It ends on drop.
 #[derive(Debug)]
 pub struct Responder {
     stop: Arc<AtomicBool>,
@@ -49,19 +55,29 @@ impl Responder {
         arrivals: &Arrivals,
     ) -> Result<Self> {
         let waiting = epoll::create(epoll::CreateFlags::CLOEXEC).context("creating an epoll")?;
-        let open = |(place, &at): (u64, &SocketAddr)| {
-            let socket = node.namespace().run(|| UdpSocket::bind(at));
-            let socket = socket.with_context(|| format!("listening at {at}"))?;
-            socket.set_nonblocking(true)?;
-            let data = epoll::EventData::new_u64(place);
-            epoll::add(&waiting, &socket, data, epoll::EventFlags::IN)?;
-            Ok(socket)
+        let add = |place: usize, socket: BorrowedFd<'_>| {
+            let data = epoll::EventData::new_u64(place as u64);
+            epoll::add(&waiting, socket, data, epoll::EventFlags::IN)
         };
-        let sockets = (0..).zip(addresses).map(open).collect::<Result<_>>()?;
+        let (mut sockets, mut listeners) = (Vec::new(), Vec::new());
+        for (place, &at) in addresses.iter().enumerate() {
+            let bind = || Ok::<_, io::Error>((UdpSocket::bind(at)?, TcpListener::bind(at)?));
+            let bound = node.namespace().run(bind);
+            let (socket, listener) = bound.with_context(|| format!("listening at {at}"))?;
+            socket.set_nonblocking(true)?;
+            listener.set_nonblocking(true)?;
+            add(place, socket.as_fd())?;
+            add(addresses.len() + place, listener.as_fd())?;
+            sockets.push(socket);
+            listeners.push(listener);
+        }
         let stop: Arc<AtomicBool> = Arc::default();
-        let backend = Backend {
+        let mut backend = Backend {
             waiting,
             sockets,
+            listeners,
+            connections: HashMap::new(),
+            accepted: 0,
             number,
             marks,
             arrivals: arrivals.clone(),
@@ -85,8 +101,14 @@ impl Drop for Responder {
 }
 
 struct Backend {
+    /// Events carry the place of a socket, or behind those that of a listener, or behind those the number of a
+    /// connection.
     waiting: OwnedFd,
     sockets: Vec<UdpSocket>,
+    listeners: Vec<TcpListener>,
+    connections: HashMap<usize, (TcpStream, Incoming)>,
+    /// Connections so far.
+    accepted: usize,
     number: u16,
     marks: Key,
     arrivals: Arrivals,
@@ -94,8 +116,8 @@ struct Backend {
 }
 
 impl Backend {
-    fn serve(&self) {
-        let mut events = Vec::with_capacity(self.sockets.len());
+    fn serve(&mut self) {
+        let mut events = Vec::with_capacity(2 * self.sockets.len() + 64);
         let mut buffer = vec![0; usize::from(u16::MAX)];
         while !self.stop.load(Ordering::Relaxed) {
             events.clear();
@@ -104,24 +126,71 @@ impl Backend {
             let _ = epoll::wait(&self.waiting, spare, Some(&POLL));
             for event in &events {
                 let place = usize::try_from(event.data.u64()).unwrap_or(0);
-                self.answer_all(&self.sockets[place], &mut buffer);
+                let sockets = self.sockets.len();
+                if let Some(socket) = self.sockets.get(place) {
+                    self.answer_datagrams(socket, &mut buffer);
+                } else if place < 2 * sockets {
+                    self.accept_all(place - sockets);
+                } else {
+                    self.answer_messages(place - 2 * sockets);
+                }
             }
         }
     }
 
-    fn answer_all(&self, socket: &UdpSocket, buffer: &mut [u8]) {
+    fn answer_datagrams(&self, socket: &UdpSocket, buffer: &mut [u8]) {
         while let Ok((length, client)) = socket.recv_from(buffer) {
-            let at = now_ns();
-            let request = &buffer[..length];
-            let Some((probe, padding)) = request.split_first_chunk::<PROBE_LENGTH>() else {
-                continue;
-            };
-            let mark = self.marks.mark(probe, self.number);
-            // The mark takes the place of padding: an answer is no longer than its request has to be.
-            let padding = padding.get(MARK_LENGTH..).unwrap_or_default();
-            // What cannot be sent is lost, and counted as that.
-            let _ = socket.send_to(&[probe, &mark[..], padding].concat(), client);
-            self.arrivals.add((*probe, at));
+            if let Some(answer) = self.answer(&buffer[..length]) {
+                // What cannot be sent is lost, and counted as that.
+                let _ = socket.send_to(&answer, client);
+            }
         }
+    }
+
+    fn accept_all(&mut self, place: usize) {
+        while let Ok((stream, _)) = self.listeners[place].accept() {
+            let number = 2 * self.sockets.len() + self.accepted;
+            let data = epoll::EventData::new_u64(number as u64);
+            let added = stream
+                .set_nonblocking(true)
+                .and_then(|()| stream.set_nodelay(true))
+                .and_then(|()| {
+                    epoll::add(&self.waiting, &stream, data, epoll::EventFlags::IN)
+                        .map_err(io::Error::from)
+                });
+            // A connection that is reset by now has nothing to be answered.
+            if added.is_ok() {
+                let connection = (stream, Incoming::default());
+                self.connections.insert(self.accepted, connection);
+                self.accepted += 1;
+            }
+        }
+    }
+
+    fn answer_messages(&mut self, number: usize) {
+        let Some((stream, mut incoming)) = self.connections.remove(&number) else {
+            return;
+        };
+        let goes_on = incoming.read(&stream);
+        while let Some(message) = incoming.take() {
+            if let Some(answer) = self.answer(&message) {
+                let _ = (&stream).write(&framed(&answer));
+            }
+        }
+        if goes_on {
+            self.connections.insert(number, (stream, incoming));
+        }
+    }
+
+    /// Notes the arrival of a probe and returns its answer; `None` for anything else.
+    fn answer(&self, request: &[u8]) -> Option<Vec<u8>> {
+        let at = now_ns();
+        let (probe, padding) = request.split_first_chunk::<PROBE_LENGTH>()?;
+        let mark = self.marks.mark(probe, self.number);
+        // The mark takes the place of padding: an answer is no longer than its request has to be.
+        let padding = padding.get(MARK_LENGTH..).unwrap_or_default();
+        // Before the answer leaves: what is answered has arrived.
+        self.arrivals.add((*probe, at));
+        Some([probe, &mark[..], padding].concat())
     }
 }

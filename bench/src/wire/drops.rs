@@ -1,15 +1,17 @@
-//! What the lab's machines threw away, by place: interfaces, IP, UDP, the connection table, Guideway.
+//! What the lab's machines threw away, by place: interfaces, IP, UDP, the connection table, Guideway. And what the queues
+//! of a system's device received.
 
 use std::{collections::BTreeMap, fs};
 
 use anyhow::{Context, Result};
-use lab::Namespace;
+use fastpath::facts::received_by_queue;
+use lab::{Machine, Namespace};
 
 use super::Lab;
 use crate::scenario::System;
 
-/// Packets that were thrown away so far, by machine and place.
-pub type Drops = BTreeMap<String, u64>;
+/// Counts so far: by machine and place, or by machine and queue.
+pub type Counts = BTreeMap<String, u64>;
 
 /// The counters of `/proc/net/snmp` that count packets thrown away.
 const OF_PROTOCOLS: [(&str, &[&str]); 2] = [
@@ -31,8 +33,8 @@ const OF_CONNTRACK: [&str; 3] = ["insert_failed", "drop", "early_drop"];
 
 impl Lab {
     /// Reads what was thrown away so far on the way of a system's packets.
-    pub(super) fn read_drops(&self, system: System) -> Result<Drops> {
-        let mut drops = Drops::new();
+    pub(super) fn read_drops(&self, system: System) -> Result<Counts> {
+        let mut drops = Counts::new();
         let (net, nodes) = (&self.net, self.nodes(system));
         let balancer = self.edge(system).ok();
         let machines = [net.clients()[0].namespace(), net.router(), net.switch()];
@@ -56,10 +58,23 @@ impl Lab {
         }
         Ok(drops)
     }
+
+    /// Reads what each queue of a system's device has received so far; without a balancer, of the first node's.
+    pub(super) fn read_queues(&self, system: System) -> Result<Counts> {
+        let first = &self.nodes(system)[0];
+        let machine = self.edge(system).unwrap_or(first);
+        let read = || received_by_queue(Machine::INTERFACE);
+        let queues = machine.namespace().run(read);
+        let queues =
+            queues.with_context(|| format!("reading the queues of {}", machine.label()))?;
+        let named = queues.into_iter();
+        let named = named.map(|(name, count)| (format!("{}: {name}", machine.label()), count));
+        Ok(named.collect())
+    }
 }
 
-/// Returns what was thrown away between two readings.
-pub fn dropped_between(before: &Drops, after: &Drops) -> Drops {
+/// Returns what was counted between two readings.
+pub fn counted_between(before: &Counts, after: &Counts) -> Counts {
     let grown = after.iter().filter_map(|(place, count)| {
         let grown = count.saturating_sub(before.get(place).copied().unwrap_or(0));
         (grown > 0).then(|| (place.clone(), grown))
@@ -67,7 +82,7 @@ pub fn dropped_between(before: &Drops, after: &Drops) -> Drops {
     grown.collect()
 }
 
-fn of_kernel(machine: &Namespace, drops: &mut Drops) -> Result<()> {
+fn of_kernel(machine: &Namespace, drops: &mut Counts) -> Result<()> {
     let read = |name: &str| fs::read_to_string(format!("/proc/thread-self/net/{name}"));
     let texts = machine.run(|| {
         // Without netfilter in the kernel there is no connection table.
@@ -166,7 +181,7 @@ mod tests {
 
     #[test]
     fn only_places_that_dropped_more_are_told() {
-        let of = |counts: &[(&str, u64)]| -> Drops {
+        let of = |counts: &[(&str, u64)]| -> Counts {
             counts
                 .iter()
                 .map(|&(place, count)| (place.to_owned(), count))
@@ -176,6 +191,6 @@ mod tests {
             of(&[("a", 1), ("b", 2)]),
             of(&[("a", 1), ("b", 5), ("c", 4)]),
         );
-        assert_eq!(dropped_between(&before, &after), of(&[("b", 3), ("c", 4)]));
+        assert_eq!(counted_between(&before, &after), of(&[("b", 3), ("c", 4)]));
     }
 }

@@ -1,24 +1,33 @@
 //! Flows through the lab: opened, and proved to be answered.
 
-use std::{net::UdpSocket, sync::atomic::Ordering, time::Duration};
+use std::{
+    io,
+    net::{SocketAddr, TcpStream, UdpSocket},
+    sync::atomic::Ordering,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail, ensure};
 use lab::wait_for;
+use socket2::{Domain, Socket, Type};
 
 use super::{Lab, PlannedFlow, addresses};
 use crate::{
+    datapath::Protocol,
     load::{
         Asked, Generator, Trial,
-        sockets::{self, Flow, Requests},
+        sockets::{AnsweredBy, Flow, Requests, Way, run},
     },
     probe::PROBE_LENGTH,
-    scenario::{AddressFamily, Load, System},
+    scenario::{EventKind, Load, System},
 };
 
 /// Flows by which a balancer shows that it balances. Chance leaves one of three backends out once in 10^11 times.
 const BALANCE_FLOWS: u32 = 64;
 /// How long a system may take until all its flows have had an answer.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a connection may take to be opened.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time between two probes of a proof.
 const PROOF_PACE: Duration = Duration::from_millis(1);
 
@@ -31,16 +40,28 @@ pub(super) struct Sockets<'a> {
     flows: Vec<Flow>,
 }
 
-impl Generator for Sockets<'_> {
+impl Sockets<'_> {
     /// kube-proxy may have forgotten a flow that was idle, and then chooses anew: so each flow sends one request first, and
     /// the backend that answers is the flow's from then on.
-    fn run(&mut self, asked: Asked) -> Result<Trial> {
-        let (lab, system) = (self.lab, self.system);
-        if system.proxy_mode().is_some() {
-            lab.prove(system, self.load.family, &mut self.flows)?;
+    pub(super) fn learn(&mut self) -> Result<()> {
+        if self.system.proxy_mode().is_some() {
+            self.lab.prove(self.system, &self.load, &mut self.flows)?;
         }
+        Ok(())
+    }
+
+    /// Returns what sends the requests of a trial: in any thread.
+    pub(super) fn sender(&self, asked: Asked) -> impl FnOnce() -> Result<Trial> + Send {
         let requests = Requests::of(&self.load, asked);
-        Ok(sockets::run(&self.flows, &requests, &lab.backends)?.0)
+        let send = self.lab.sender(&self.flows, requests);
+        || Ok(send()?.0)
+    }
+}
+
+impl Generator for Sockets<'_> {
+    fn run(&mut self, asked: Asked) -> Result<Trial> {
+        self.learn()?;
+        self.sender(asked)()
     }
 }
 
@@ -59,7 +80,7 @@ impl Lab {
         let proof = flows_of_proof(system);
         if proof > 0 {
             let mut flows = self.open_flows(system, load, proof)?;
-            let trial = self.prove(system, load.family, &mut flows)?;
+            let trial = self.prove(system, load, &mut flows)?;
             ensure!(
                 trial.shares.iter().all(|&share| share > 0),
                 "{system} does not balance: {proof} flows went to its backends as {:?}",
@@ -67,7 +88,7 @@ impl Lab {
             );
         }
         let mut flows = self.open_flows(system, load, load.flows)?;
-        self.prove(system, load.family, &mut flows)?;
+        self.prove(system, load, &mut flows)?;
         let load = load.clone();
         Ok(Sockets {
             lab: self,
@@ -82,50 +103,99 @@ impl Lab {
         let first = self.next_port.fetch_add(taken, Ordering::Relaxed);
         let clients = addresses::clients(load.family, first, number)?.into_iter();
         let planned = addresses::flows(&self.scenario, system, load, clients)?;
-        planned.iter().map(|flow| self.open_flow(flow)).collect()
+        planned
+            .iter()
+            .map(|flow| self.open_flow(flow, load))
+            .collect()
     }
 
-    /// Until a flow has had an answer, the first backend counts as that of a flow whose backend the system draws.
-    fn open_flow(&self, planned: &PlannedFlow) -> Result<Flow> {
-        let open = || {
-            let socket = UdpSocket::bind(planned.client)?;
-            socket.connect(planned.to)?;
-            socket.set_nonblocking(true)?;
-            Ok::<_, std::io::Error>(socket)
-        };
+    fn open_flow(&self, planned: &PlannedFlow, load: &Load) -> Result<Flow> {
         let client = self.net.clients()[0].namespace();
+        let PlannedFlow {
+            client: from, to, ..
+        } = *planned;
+        let way = match load.protocol {
+            Protocol::Udp => Way::Udp(
+                client
+                    .run(|| connected_socket(from, to))
+                    .context("opening a flow")?,
+            ),
+            Protocol::Tcp if load.connects() => Way::Connections([from, to]),
+            Protocol::Tcp => {
+                let awaited = format!("{to} takes a connection");
+                let connect = || client.run(|| connection(from, to));
+                Way::Tcp(wait_for(&awaited, PROOF_TIMEOUT, connect)?)
+            }
+        };
+        let event = self.scenario.event.map(|event| event.what);
         Ok(Flow {
-            socket: client.run(open).context("opening a flow")?,
-            backend: planned.backend.unwrap_or(0),
+            way,
+            backend: planned
+                .backend
+                .filter(|_| event != Some(EventKind::BackendChange)),
         })
     }
 
+    /// Returns what sends requests by flows, in the client's namespace.
+    fn sender<'a>(
+        &'a self,
+        flows: &'a [Flow],
+        requests: Requests,
+    ) -> impl FnOnce() -> Result<(Trial, AnsweredBy)> + Send + 'a {
+        let (client, backends) = (self.net.clients()[0].namespace(), &self.backends);
+        move || client.run(|| run(flows, &requests, backends))
+    }
+
     /// Sends one probe by each flow until all are answered by the right backend.
-    fn prove(&self, system: System, family: AddressFamily, flows: &mut [Flow]) -> Result<Trial> {
+    fn prove(&self, system: System, load: &Load, flows: &mut [Flow]) -> Result<Trial> {
         let pace = u64::try_from(PROOF_PACE.as_nanos())?;
         let number = u32::try_from(flows.len())?;
         let requests = Requests {
             seconds: PROOF_PACE.as_secs_f64() * f64::from(number),
             due: (0..number).map(|number| u64::from(number) * pace).collect(),
             flows: (0..number).collect(),
-            payloads: vec![PROBE_LENGTH],
+            messages: vec![PROBE_LENGTH],
+            exchange: load.exchange,
         };
         let learns = system.proxy_mode().is_some();
         let awaited = format!(
-            "{system} answers all of {} flows by {family} from their backends",
+            "{system} answers all of {} flows of the load {load} from their backends",
             flows.len()
         );
         Ok(wait_for(&awaited, PROOF_TIMEOUT, || {
-            let (trial, answered_by) = sockets::run(flows, &requests, &self.backends)?;
+            let (trial, answered_by) = self.sender(flows, requests.clone())()?;
             let tally = trial.tally;
             let right = learns || tally.misdelivered == 0;
             if tally.received < tally.offered || tally.corrupt > 0 || !right {
                 bail!("{tally:?}")
             }
-            for (flow, backend) in flows.iter_mut().zip(&answered_by) {
-                flow.backend = backend.unwrap_or(flow.backend);
+            // A connection of its own has a backend of its own.
+            for (flow, backend) in flows.iter_mut().zip(answered_by) {
+                if learns && !load.connects() {
+                    flow.backend = backend;
+                }
             }
             Ok(trial)
         })?)
     }
+}
+
+fn connected_socket(from: SocketAddr, to: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind(from)?;
+    socket.connect(to)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+/// Opens a connection that is reset when it is closed: its port does not have to wait.
+fn connection(from: SocketAddr, to: SocketAddr) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    socket.set_linger(Some(Duration::ZERO))?;
+    socket.bind(&from.into())?;
+    socket.connect_timeout(&to.into(), CONNECT_TIMEOUT)?;
+    let stream = TcpStream::from(socket);
+    stream.set_nodelay(true)?;
+    stream.set_nonblocking(true)?;
+    Ok(stream)
 }

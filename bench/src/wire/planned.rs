@@ -10,8 +10,8 @@ use super::{
     flows::flows_of_proof,
 };
 use crate::{
-    load::live,
-    scenario::{GeneratorKind, Load, Scenario, System},
+    load::numbered,
+    scenario::{Load, Scenario, System},
 };
 
 /// A system under a load.
@@ -41,15 +41,15 @@ pub fn planned(scenario: &Scenario) -> Result<Vec<PlannedSeries>> {
     let mut series = Vec::new();
     for (load, number) in scenario.loads.iter().zip(1..) {
         for &system in &scenario.systems {
-            let clients = match load.generator {
-                GeneratorKind::Sockets => {
-                    let first = next_port.saturating_add(u16::try_from(flows_of_proof(system))?);
-                    next_port = first.saturating_add(u16::try_from(load.flows)?);
-                    addresses::clients(load.family, first, load.flows)?
-                }
-                GeneratorKind::Live => (0..load.flows)
-                    .map(|flow| live::client(load.family, flow))
-                    .collect(),
+            let clients = if load.generator.makes_frames() {
+                let flows = 0..load.flows;
+                flows
+                    .map(|flow| numbered::client(load.family, flow))
+                    .collect()
+            } else {
+                let first = next_port.saturating_add(u16::try_from(flows_of_proof(system))?);
+                next_port = first.saturating_add(u16::try_from(load.flows)?);
+                addresses::clients(load.family, first, load.flows)?
             };
             let first = if system.is_ours() { 0 } else { BACKENDS };
             let nodes = first..first + BACKENDS;

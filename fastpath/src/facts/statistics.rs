@@ -1,4 +1,4 @@
-//! A driver's counters of frames that XDP sent and the driver could not transmit.
+//! A driver's counters: of frames that XDP sent and the driver could not transmit, and of what its queues received.
 //!
 //! A program does not learn the fate of a frame that it sends, and no cheap tracepoint reports it
 //! ([`xdp_prog::failure`]). Drivers count such frames, each under names of its own, as `ethtool -S` shows them.
@@ -39,6 +39,26 @@ pub fn transmit_errors(device: &str) -> io::Result<BTreeMap<String, u64>> {
     let names = names(device)?;
     let values = values(device, names.len())?;
     Ok(choose(names.into_iter().zip(values)))
+}
+
+/// Reads how many frames each queue of a device has received, by the counter's name, as far as its driver tells: a veth
+/// counts those that an XDP program has seen.
+///
+/// # Errors
+///
+/// As for [`transmit_errors`].
+pub fn received_by_queue(device: &str) -> io::Result<BTreeMap<String, u64>> {
+    let names = names(device)?;
+    let values = values(device, names.len())?;
+    let all = names.into_iter().zip(values);
+    Ok(all.filter(|(name, _)| is_received_by_queue(name)).collect())
+}
+
+/// Tells whether a counter counts what one queue received: `rx_queue_0_xdp_packets` (veth), `rx0_packets` (mlx5,
+/// virtio_net), `rx_queue_0_packets` (ixgbe, virtio_net), `rx-0.packets` (i40e).
+fn is_received_by_queue(name: &str) -> bool {
+    let has_number = name.bytes().any(|letter| letter.is_ascii_digit());
+    name.starts_with("rx") && name.ends_with("packets") && has_number
 }
 
 /// Selects the counters of frames that XDP sent and the driver did not. If the device and its queues have a counter
@@ -210,6 +230,21 @@ mod tests {
             "rx_xdp_invalid",
         ] {
             assert!(!is_transmit_error(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_each_queue_received_is_told_from_all_else() {
+        for name in ["rx_queue_0_xdp_packets", "rx11_packets", "rx-3.packets"] {
+            assert!(is_received_by_queue(name), "{name}");
+        }
+        for name in [
+            "rx_packets",
+            "tx0_packets",
+            "rx_queue_0_xdp_bytes",
+            "rx_queue_0_drops",
+        ] {
+            assert!(!is_received_by_queue(name), "{name}");
         }
     }
 

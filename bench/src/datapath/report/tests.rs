@@ -42,7 +42,7 @@ fn report(samples: &Samples) -> Report {
         date: "2026-11-21".to_owned(),
     };
     let mut report = Report::new(host, 1, 7);
-    report.add(Family::V4, Protocol::Udp, samples);
+    report.add(Family::V4, Protocol::Udp, samples.clone());
     report
 }
 

@@ -9,8 +9,8 @@ use super::{Reader, Text};
 use crate::{
     datapath::Protocol,
     scenario::{
-        AddressFamily, FlowOrder, FrameSize, GeneratorKind, LARGEST_FRAME, Load, Schedule,
-        SearchKind,
+        AddressFamily, Background, Exchange, FlowOrder, FrameSize, GeneratorKind, LARGEST_FRAME,
+        Load, Schedule, SearchKind,
     },
 };
 
@@ -18,6 +18,8 @@ use crate::{
 const SOCKET_RATES: RangeInclusive<f64> = 1.0..=1e6;
 /// Rates that a program in the kernel can be asked for.
 const LIVE_RATES: RangeInclusive<f64> = 1.0..=2e7;
+/// Shares of the partial-drop rate, in percent.
+const SHARES_OF_PDR: RangeInclusive<f64> = 1.0..=100.0;
 /// Numbers of flows with sockets: each has one.
 const SOCKET_FLOWS: RangeInclusive<u32> = 1..=512;
 /// Numbers of flows of live frames: each has an entry in a list.
@@ -42,6 +44,7 @@ pub(super) struct LoadText {
     generator: Text,
     family: Text,
     protocol: Text,
+    exchange: Text,
     schedule: Text,
     rate: Text,
     search: Text,
@@ -51,6 +54,7 @@ pub(super) struct LoadText {
     flow_order: Text,
     new_flow_share: Text,
     frame_bytes: Text,
+    background: Text,
 }
 
 impl Reader {
@@ -67,7 +71,8 @@ impl Reader {
         let before = self.problems.len();
         let sockets = GeneratorKind::Sockets;
         let places = [
-            &text.protocol,
+            &text.exchange,
+            &text.background,
             &text.schedule,
             &text.new_flow_share,
             &text.flows,
@@ -77,7 +82,7 @@ impl Reader {
         let generator = self.named(text.generator, at, "generator", Some(sockets));
         let (rates, flows) = match generator {
             GeneratorKind::Sockets => (SOCKET_RATES, SOCKET_FLOWS),
-            GeneratorKind::Live => (LIVE_RATES, LIVE_FLOWS),
+            GeneratorKind::Live | GeneratorKind::Afxdp => (LIVE_RATES, LIVE_FLOWS),
         };
         let family = self.named(text.family, at, "family", Some(AddressFamily::Ipv4));
         let protocol = self.named(text.protocol, at, "protocol", Some(Protocol::Udp));
@@ -86,6 +91,7 @@ impl Reader {
             generator,
             family,
             protocol,
+            exchange: self.named(text.exchange, at, "exchange", Some(Exchange::Rr)),
             schedule,
             rate: self.rate(text.rate, at, schedule, rates),
             search: self.named(text.search, at, "search", Some(SearchKind::None)),
@@ -105,6 +111,7 @@ impl Reader {
                 at,
                 Load::smallest_frame(generator, family, protocol),
             ),
+            background: self.background(text.background),
         };
         if self.problems.len() == before {
             self.check_generator(&load, places);
@@ -127,6 +134,31 @@ impl Reader {
             self.check(text.referenced, false, reason, "leave the rate out");
         }
         None
+    }
+
+    /// Reads a rate, or a share of the partial-drop rate: `50% of pdr`.
+    fn background(&mut self, text: Text) -> Background {
+        let Some(text) = text else {
+            return Background::None;
+        };
+        let (value, at) = (text.value, text.referenced);
+        let read = match value.split_once('%') {
+            Some((share, of)) if of.trim() == "of pdr" => {
+                let share: Option<f64> = share.trim().parse().ok();
+                let share = share.filter(|share| SHARES_OF_PDR.contains(share));
+                share.map(|share| Background::ShareOfPdr(share / 100.0))
+            }
+            _ => {
+                let rate: Option<f64> = value.parse().ok();
+                let rate = rate.filter(|rate| LIVE_RATES.contains(rate));
+                rate.map(Background::Rate)
+            }
+        };
+        let reason = format!("background is {value:?}");
+        let remedy =
+            "write live frames a second from 1 to 20000000, or a share from 1 to 100: 50% of pdr";
+        self.check(at, read.is_some(), &reason, remedy);
+        read.unwrap_or(Background::None)
     }
 
     /// Reads a number that one schedule needs and no other has; 1 for the others.
@@ -153,9 +185,26 @@ impl Reader {
     fn check_generator(
         &mut self,
         load: &Load,
-        [protocol, schedule, new_flows, flows, search]: [Location; 5],
+        [exchange, background, schedule, new_flows, flows, search]: [Location; 6],
     ) {
         const LIVE: &str = "write generator: live";
+        let reason = "only requests through sockets are answered";
+        let frames = load.generator.makes_frames();
+        let can = !frames || load.exchange == Exchange::Rr;
+        self.check(
+            exchange,
+            can,
+            reason,
+            "leave exchange out, or write generator: sockets",
+        );
+        let reason = "live frames pass beside requests that are timed";
+        let can = !frames || load.background == Background::None;
+        self.check(
+            background,
+            can,
+            reason,
+            "leave it out, or write generator: sockets",
+        );
         let searches = load.search != SearchKind::None;
         let can = !searches || load.schedule == Schedule::Constant;
         let reason = "a search tries constant rates";
@@ -165,9 +214,9 @@ impl Reader {
             reason,
             "write schedule: constant, and the highest rate to try",
         );
-        if load.generator == GeneratorKind::Live {
+        if frames {
             let can = matches!(load.schedule, Schedule::Constant | Schedule::Max);
-            let reason = format!("live frames have no schedule {}", load.schedule);
+            let reason = format!("{} has no schedule {}", load.generator, load.schedule);
             let remedy = "write constant or max, or generator: sockets";
             self.check(schedule, can, &reason, remedy);
             return;
@@ -177,9 +226,9 @@ impl Reader {
             self.check(schedule, false, reason, LIVE);
             return;
         };
-        let udp = load.protocol == Protocol::Udp;
-        let remedy = "write generator: live, or protocol: udp";
-        self.check(protocol, udp, "sockets send UDP", remedy);
+        let can = load.protocol == Protocol::Tcp || !load.connects();
+        let reason = format!("{} makes connections, which UDP has none of", load.exchange);
+        self.check(exchange, can, &reason, "write protocol: tcp");
         let reason = "flows with sockets are open before a trial";
         self.check(new_flows, load.new_flow_share == 0.0, reason, LIVE);
         let pause = 1.0 / (rate * Load::rarest_share(load.flows, load.flow_order));
@@ -278,6 +327,10 @@ mod tests {
         let search = read("rate: 5e6, generator: live, search: pdr").unwrap();
         let text = "live, ipv4, udp, constant, 5000000/s, search pdr, 16 flows in-turn, frames of 64 bytes";
         assert_eq!(search.to_string(), text);
+        let beside = read("rate: 900, protocol: tcp, exchange: connect, background: 50% of pdr");
+        let text = "sockets, ipv4, tcp connect, constant, 900/s, 16 flows in-turn, frames of 88 bytes, \
+                    beside live frames at 50 % of PDR";
+        assert_eq!(beside.unwrap().to_string(), text);
         let ramp = read("rate: 900, schedule: ramp").unwrap();
         assert_eq!(ramp.mean_rate(), Some(450.0));
     }
@@ -343,8 +396,24 @@ mod tests {
                 "unknown field \"pace\"; the fields here are generator, family",
             ),
             (
-                "rate: 9, protocol: tcp",
-                "sockets send UDP; write generator: live, or protocol: udp",
+                "rate: 9, exchange: crr",
+                "column 26: crr makes connections, which UDP has none of; write protocol: tcp",
+            ),
+            (
+                "rate: 9, generator: live, exchange: crr",
+                "only requests through sockets are answered; leave exchange out",
+            ),
+            (
+                "rate: 9, background: 50%",
+                "column 28: background is \"50%\"; write live frames a second from 1",
+            ),
+            (
+                "rate: 9, background: 120% of pdr",
+                "or a share from 1 to 100: 50% of pdr",
+            ),
+            (
+                "rate: 9, generator: live, background: 5",
+                "live frames pass beside requests that are timed; leave it out",
             ),
             ("schedule: max", "the schedule max is not for sockets"),
             (
@@ -370,7 +439,7 @@ mod tests {
             ),
             (
                 "rate: 9, generator: live, schedule: ramp",
-                "live frames have no schedule ramp; write constant or max, or generator: sockets",
+                "live has no schedule ramp; write constant or max, or generator: sockets",
             ),
         ] {
             let found = read(load).unwrap_err();

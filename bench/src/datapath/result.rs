@@ -1,0 +1,192 @@
+//! The rates of a run in the form that `guideway-bench run` gives results: for reports and comparisons.
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use anyhow::Result;
+
+use super::{Family, Options, Order, Protocol, Report, Samples, Stream, System, frames};
+use crate::{
+    probe::Tally,
+    result::{Files, Series, Streams, Trial, figures},
+    run,
+    scenario::{
+        AddressFamily, Background, Exchange, FlowOrder, FrameSize, GeneratorKind, Load, Scenario,
+        Schedule, SearchKind, WireKind,
+    },
+};
+
+/// Bytes of a frame's FCS.
+const FCS: u32 = 4;
+
+/// Makes a result of the rates. `started` is the start of the run since the epoch, `command` repeats it.
+///
+/// # Errors
+///
+/// When a number has no form in JSON.
+pub fn of(report: &Report, options: &Options, command: String, started: Duration) -> Result<Files> {
+    let all = report
+        .samples
+        .iter()
+        .flat_map(|(family, protocol, samples)| {
+            let rates = samples.pps.iter();
+            rates.map(move |((system, stream), rates)| {
+                let load = load(*family, *protocol, *stream);
+                series(*system, load, samples, rates)
+            })
+        });
+    let series: Vec<Series> = all.collect();
+    let mut loads: Vec<Load> = Vec::new();
+    for one in &series {
+        if !loads.contains(&one.load) {
+            loads.push(one.load.clone());
+        }
+    }
+    let scenario = Scenario {
+        name: "datapath".to_owned(),
+        wire: WireKind::Pair,
+        systems: Vec::new(),
+        services: 1,
+        loads,
+        seconds: options.seconds,
+        rounds: u32::try_from(options.rounds)?,
+        seed: 1,
+        event: None,
+    };
+    let options = run::Options {
+        scenario: String::new(),
+        guideway: PathBuf::new(),
+        out: PathBuf::new(),
+        interrupted: None,
+        command,
+    };
+    let mut run = run::new_run(&options, scenario);
+    run.interrupted = false;
+    run.ended.clone_from(&run.started);
+    run.started = crate::host::rfc3339_of(started);
+    let streams = series.iter().map(|one| (one.name.clone(), Streams::new()));
+    let streams = streams.collect();
+    run.series = series;
+    Ok(Files::make(run, started.as_secs_f64(), streams)?)
+}
+
+fn series(system: System, load: Load, samples: &Samples, rates: &[f64]) -> Series {
+    let order = match load.flow_order {
+        FlowOrder::Uniform => "-random",
+        FlowOrder::InTurn | FlowOrder::Zipf => "",
+    };
+    let (name, family, protocol) = (system.name(), load.family, load.protocol);
+    let frames = u64::from(samples.frames);
+    let trial = |(round, rate): (u32, &f64)| Trial {
+        round,
+        place: 0,
+        at: 0.0,
+        seconds: run::rounded(f64::from(samples.frames) / rate),
+        tally: Tally {
+            offered: frames,
+            sent: frames,
+            received: frames,
+            ..Tally::default()
+        },
+        shares: Vec::new(),
+        longest_gap_ns: None,
+        event: None,
+        background: None,
+        drops: BTreeMap::new(),
+        queues: BTreeMap::new(),
+        figures: figures(&Streams::new(), None),
+        doubts: Vec::new(),
+    };
+    Series {
+        name: format!("{name}-{family}-{protocol}-{}{order}", load.flows),
+        system: name.to_owned(),
+        description: format!(
+            "the program {name} of `guideway-bench datapath`, at one end of a veth pair"
+        ),
+        backends: Vec::new(),
+        trials: (1..).zip(rates).map(trial).collect(),
+        figures: figures(&Streams::new(), None),
+        load,
+    }
+}
+
+fn load(family: Family, protocol: Protocol, stream: Stream) -> Load {
+    let shortest = frames::frame(family, protocol, 0).len();
+    Load {
+        generator: GeneratorKind::Live,
+        family: match family {
+            Family::V4 => AddressFamily::Ipv4,
+            Family::V6 => AddressFamily::Ipv6,
+        },
+        protocol,
+        exchange: Exchange::Rr,
+        schedule: Schedule::Max,
+        rate: None,
+        search: SearchKind::None,
+        burst: 1,
+        steps: 1,
+        flows: stream.flows,
+        flow_order: match stream.order {
+            Order::InTurn => FlowOrder::InTurn,
+            Order::Random => FlowOrder::Uniform,
+        },
+        new_flow_share: 0.0,
+        frame_bytes: vec![FrameSize {
+            bytes: u32::try_from(shortest).unwrap_or(u32::MAX) + FCS,
+            weight: 1,
+        }],
+        background: Background::None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        compare::{Judgement, LEAST_DIFFERENCE, Side, compare},
+        host::Facts,
+        report as page,
+    };
+
+    #[test]
+    fn rates_become_a_result_that_is_read_reported_and_compared() {
+        let stream = Stream::in_turn(1);
+        let samples = Samples {
+            frames: 50_000,
+            pps: BTreeMap::from([
+                ((System::Floor, stream), vec![4e6; 6]),
+                ((System::Guideway, stream), vec![3e6; 6]),
+            ]),
+            ns: BTreeMap::new(),
+        };
+        let mut report = Report::new(Facts::collect(), 0, 6);
+        report.samples = vec![(Family::V4, Protocol::Udp, samples)];
+        let options = Options {
+            families: vec![Family::V4],
+            protocols: vec![Protocol::Udp],
+            rounds: 6,
+            seconds: 0.02,
+            core: None,
+        };
+        let files = of(
+            &report,
+            &options,
+            "again".to_owned(),
+            Duration::from_secs(9),
+        )
+        .unwrap();
+        let files = Files::of_texts(files.json, files.logs).unwrap();
+        assert_eq!(files.run.started, "1970-01-01T00:00:09Z");
+        let side = |name| Side::find(&files, Some(name)).unwrap();
+        let [floor, ours] = ["floor-ipv4-udp-1", "guideway"].map(side);
+        let comparison = compare(floor, ours, LEAST_DIFFERENCE).unwrap();
+        assert_eq!(comparison.judgement(), Judgement::Worse);
+        assert!((comparison.rows[0].ratio - 4.0 / 3.0).abs() < 1e-3);
+        let html = page::render(std::slice::from_ref(&files));
+        page::verify(&html).unwrap();
+        assert!(
+            html.contains("3.000 [3.000 3.000]"),
+            "{}",
+            page::text(&files)
+        );
+    }
+}

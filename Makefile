@@ -158,8 +158,20 @@ bench:
 	cargo build --release --locked --package control --bin guideway
 	cargo run --release --locked --package bench --bin guideway-bench -- control
 
-# Instructions of a packet on each way, counted by an emulated machine: they repeat where times do not.
+# Instructions of a packet on each way of ours, and at other load balancers, counted by an emulated machine: they repeat
+# where times do not. kube-proxy's rules are taken from one that runs, for each number of SERVICES, and kept.
+instructions: SERVICES ?= 1 1000
+instructions: BUILT = $${CARGO_TARGET_DIR:-target}/release/examples
+instructions: RULES = $${CARGO_TARGET_DIR:-target}/kube-proxy-rules
 instructions:
 	@deploy/setup.sh test
-	cargo build --release --locked --package bench --example instructions
-	GUIDEWAY_MATRIX_ICOUNT=1 deploy/kernel-matrix/run.sh $${CARGO_TARGET_DIR:-target}/release/examples/instructions
+	cargo build --release --locked --package bench --example instructions --example balancers --example kube_proxy_rules
+	for services in $(SERVICES); do \
+		[ -e $(RULES)/udp-$$services.ip6tables ] || \
+			$(SUDO) $(BUILT)/kube_proxy_rules $(RULES) udp $$services || exit; \
+	done
+	GUIDEWAY_MATRIX_ICOUNT=1 GUIDEWAY_MATRIX_FILES=$(RULES) \
+		deploy/kernel-matrix/run.sh $(BUILT)/instructions $(BUILT)/balancers >$(RULES)/../instructions.log || \
+		{ cat $(RULES)/../instructions.log; exit 1; }
+	cat $(RULES)/../instructions.log
+	grep '^{"balancer"' $(RULES)/../instructions.log >bench/balancers.jsonl

@@ -51,6 +51,7 @@
 //! inconclusive.
 
 pub mod against;
+pub mod balancers;
 mod frames;
 pub mod instructions;
 mod paths;

@@ -15,7 +15,8 @@
 # GUIDEWAY_CI=1 that is a failure.
 #
 # With GUIDEWAY_MATRIX_ICOUNT=1, there is one machine, with the newest kernel, one CPU and a
-# clock that counts instructions as nanoseconds, and all that payloads print is shown.
+# clock that counts instructions as nanoseconds. It has other load balancers too, and all that
+# payloads print is shown. They find the directory GUIDEWAY_MATRIX_FILES, if given, as /files.
 set -eu
 # The messages of apt and others are read.
 export LC_ALL=C
@@ -30,6 +31,13 @@ KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 # What payloads may use beyond the kernel's own parts.
 MODULES="veth bridge 8021q bonding ipip sit ip6_tunnel sctp sch_ingress cls_bpf nft_chain_nat nft_masq"
 PROGRAMS="bridge ip nft"
+if [ -n "${GUIDEWAY_MATRIX_ICOUNT:-}" ]; then
+    # What IPVS and kube-proxy's rules need: nothing loads a module there when it is asked for.
+    MODULES="$MODULES ip_vs ip_vs_rr nft_compat nft_ct nft_fib_inet nft_hash nft_limit nft_log nft_nat nft_numgen
+        nft_reject_inet nft_reject_ipv4 nft_reject_ipv6 xt_MASQUERADE xt_addrtype xt_comment xt_conntrack xt_mark
+        xt_nat xt_statistic xt_tcpudp ipt_REJECT ip6t_REJECT"
+    PROGRAMS="$PROGRAMS iptables-restore ip6tables-restore ipvsadm"
+fi
 TARGET="${CARGO_TARGET_DIR:-$PWD/target}"
 # What they look for where it was built.
 BUILT="$TARGET/debug/guideway"
@@ -191,6 +199,19 @@ initramfs() {
     for program in $PROGRAMS; do
         copy_program "$(command -v "$program")" "$root/bin"
     done
+    if [ -n "${GUIDEWAY_MATRIX_ICOUNT:-}" ]; then
+        # Plug-ins of iptables, and the names that it and nft know protocols by.
+        for path in /usr/lib/*/xtables /etc/protocols; do
+            mkdir -p "$root${path%/*}"
+            cp -r "$path" "$root${path%/*}"
+        done
+        for plugin in /usr/lib/*/xtables/*.so; do
+            copy_libraries "$plugin"
+        done
+    fi
+    if [ -n "${GUIDEWAY_MATRIX_FILES:-}" ]; then
+        cp -r "$GUIDEWAY_MATRIX_FILES" "$root/files"
+    fi
     if [ -e "$BUILT" ]; then
         copy_program "$BUILT" "$root${BUILT%/*}"
     fi

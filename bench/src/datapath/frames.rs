@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use xdp_prog::{
     bench::{OuterTemplate, TEMPLATE_LENGTH, Template, client},
     csum::Sum,
@@ -42,7 +42,7 @@ const SHORTEST: usize = 60;
 const LONGEST: usize = Ethernet::LENGTH + Ipv6::LENGTH + Tcp::LENGTH;
 
 /// Address family of client, VIP and backends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Family {
     /// IPv4 in IPv4.
@@ -65,7 +65,7 @@ impl Family {
 }
 
 /// Transport protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
     /// UDP.

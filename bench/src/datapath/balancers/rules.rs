@@ -1,0 +1,168 @@
+//! kube-proxy's rules: taken from a running kube-proxy that follows a real API server, as `nft` and `iptables-save`
+//! print them.
+//!
+//! They are taken on one machine and loaded on another, because kube-proxy and its API server are too much for an
+//! emulated one.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result};
+use lab::{
+    Topology,
+    kubernetes::{ControlPlane, ProxyMode},
+    output,
+};
+use serde_json::{Value, json};
+
+use super::{backends, service};
+use crate::{
+    control::writer,
+    datapath::{
+        frames::{Family, PORT, Protocol},
+        report::lower,
+        tables::TARGET_PORT,
+    },
+};
+
+/// The kinds of files, by their ends.
+pub(super) const NFT: &str = "nft";
+pub(super) const IPTABLES_V4: &str = "iptables";
+pub(super) const IPTABLES_V6: &str = "ip6tables";
+
+/// The namespace of all Services.
+const NAMESPACE: &str = "default";
+
+/// Returns the name of the file with the rules of so many Services.
+pub(super) fn file_name(protocol: Protocol, services: u32, kind: &str) -> String {
+    format!("{}-{services}.{kind}", lower(protocol))
+}
+
+/// Writes the rules of so many Services of one protocol, of both modes, into a directory.
+///
+/// # Errors
+///
+/// When the caller is not root, a program is missing, or the cluster does not come up.
+pub fn take(
+    directory: &Path,
+    protocol: Protocol,
+    services: u32,
+    progress: &(dyn Fn(&str) + Sync),
+) -> Result<()> {
+    let net = Topology::builder().edges(2).build()?;
+    let cluster = ControlPlane::start()?;
+    let gateway = writer::serve(&cluster)?;
+    let write = |writer: &mut writer::Writer, number| {
+        writer.create_service(&object(protocol, number), &status(number))?;
+        for family in Family::ALL {
+            let slice = slice(protocol, number, family);
+            writer.create(&writer::slices(NAMESPACE), &slice)?;
+        }
+        Ok(())
+    };
+    let fill = || writer::write_all(services, progress, write);
+    (cluster.machine().run(fill)).context("writing Services to the API server")?;
+    drop(gateway);
+    progress("starting kube-proxy");
+    let modes = [ProxyMode::Nftables, ProxyMode::Iptables];
+    for (edge, mode) in net.edges().iter().zip(modes) {
+        let machine = edge.namespace();
+        cluster.connect(machine)?;
+        cluster.add_node(edge)?;
+        let _proxy = cluster.run_kube_proxy(machine, edge.label(), mode)?;
+        let sources: &[(&str, &[&str], &str)] = match mode {
+            ProxyMode::Nftables => &[("nft", &["list", "ruleset"], NFT)],
+            ProxyMode::Iptables => &[
+                ("iptables-save", &[], IPTABLES_V4),
+                ("ip6tables-save", &[], IPTABLES_V6),
+            ],
+        };
+        for (program, arguments, kind) in sources {
+            let rules = output(machine.command(program).args(*arguments))?;
+            let file = directory.join(file_name(protocol, services, kind));
+            fs::write(&file, without_accounting(&rules))
+                .with_context(|| format!("writing {}", file.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Leaves out the match that counts what a rule takes in an object of the kernel's (`nfacct`), which no rule makes.
+/// kube-proxy has it behind the match of packets that conntrack calls invalid, and of which no trial has any.
+fn without_accounting(rules: &str) -> String {
+    const MATCH: &str = "-m nfacct --nfacct-name ";
+    let without = |line: &str| match line.split_once(MATCH) {
+        Some((before, after)) => {
+            let (_, after) = after.trim_start().split_once(' ').unwrap_or_default();
+            format!("{before}{after}\n")
+        }
+        None => format!("{line}\n"),
+    };
+    rules.lines().map(without).collect()
+}
+
+fn name(number: u32) -> String {
+    format!("bench-{number}")
+}
+
+fn object(protocol: Protocol, number: u32) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": name(number)},
+        "spec": {
+            // NodePorts are too few for as many Services.
+            "type": "LoadBalancer", "allocateLoadBalancerNodePorts": false,
+            "loadBalancerClass": "guideway.dev/bench",
+            "ipFamilyPolicy": "RequireDualStack",
+            "ports": [{"protocol": upper(protocol), "port": PORT, "targetPort": TARGET_PORT}],
+        },
+    })
+}
+
+fn status(number: u32) -> Value {
+    let ingress = Family::ALL.map(|family| json!({"ip": service(family, number), "ipMode": "VIP"}));
+    json!({"loadBalancer": {"ingress": ingress}})
+}
+
+fn slice(protocol: Protocol, number: u32, family: Family) -> Value {
+    let endpoints = backends(family).map(|address| {
+        json!({
+            "addresses": [address],
+            "conditions": {"ready": true, "serving": true, "terminating": false},
+        })
+    });
+    let kind = match family {
+        Family::V4 => "IPv4",
+        Family::V6 => "IPv6",
+    };
+    json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {
+            "name": format!("{}-{}", name(number), lower(family)),
+            "labels": {"kubernetes.io/service-name": name(number)},
+        },
+        "addressType": kind,
+        "ports": [{"name": "", "protocol": upper(protocol), "port": TARGET_PORT}],
+        "endpoints": endpoints,
+    })
+}
+
+fn upper(protocol: Protocol) -> String {
+    lower(protocol).to_uppercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accounting_is_left_out_of_its_rule_alone() {
+        let rules = "*filter
+-A KUBE-FORWARD -m conntrack --ctstate INVALID -m nfacct --nfacct-name  ct_state_invalid_dropped_pkts -j DROP
+-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
+";
+        let expected = "*filter
+-A KUBE-FORWARD -m conntrack --ctstate INVALID -j DROP
+-A KUBE-FORWARD -m mark --mark 0x4000/0x4000 -j ACCEPT
+";
+        assert_eq!(without_accounting(rules), expected);
+    }
+}

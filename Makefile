@@ -20,7 +20,7 @@ DEMO := guideway-demo
 CARGO_BPF = sysroot=$$(deploy/setup.sh bpf-sysroot) && RUSTC_BOOTSTRAP=1 \
 	RUSTC=$$sysroot/bin/rustc CARGO=$$sysroot/bin/cargo $$sysroot/bin/cargo-clippy
 
-.PHONY: build demo check test soak upgrade lint bench instructions setup cases health fmt clippy clippy-bpf unit doc kernel-matrix host frames reference man
+.PHONY: build demo check test soak upgrade lint bench report instructions setup cases health fmt clippy clippy-bpf unit doc kernel-matrix host frames reference man
 
 build: setup
 	cargo build --release --locked
@@ -157,6 +157,18 @@ bench:
 	cargo run --release --locked --package bench --bin guideway-bench -- datapath
 	cargo build --release --locked --package control --bin guideway
 	cargo run --release --locked --package bench --bin guideway-bench -- control
+
+# All systems side by side on this machine: a page in target/report.
+report: RESULT = $${CARGO_TARGET_DIR:-target}/report
+report: BENCH = $${CARGO_TARGET_DIR:-target}/release/guideway-bench
+report:
+	@deploy/setup.sh test
+	cargo build --release --locked --package control --bin guideway --package bench --bin guideway-bench
+	rm -rf $(RESULT) && mkdir -p $(RESULT)
+	$(SUDO) $(BENCH) run bench/report.yaml --out $(RESULT)/result
+	$(BENCH) report $(RESULT)/result --html $(RESULT)/report.html
+	$(BENCH) verify $(RESULT)/report.html
+	test $$(wc -c < $(RESULT)/report.html) -le 2000000
 
 # Instructions of a packet on each way of ours, and at other load balancers, counted by an emulated machine: they repeat
 # where times do not. kube-proxy's rules are taken from one that runs, for each number of SERVICES, and kept.

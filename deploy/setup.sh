@@ -356,6 +356,13 @@ runtime() {
             installs_prometheus=1
         fi
         want systemd-analyze systemd
+        if ! have chromium-headless-shell && ! have chromium; then
+            refresh_lists
+            browser=$(first_known chromium-headless-shell chromium)
+            # Ubuntu has a snap alone, which does not run here: the bench's pages are then seen by no browser.
+            [ -z "$(candidate "$browser")" ] || want "$browser" "$browser"
+        fi
+        want /usr/share/fonts/truetype fonts-dejavu-core
         want crun crun
         want /usr/share/containers/seccomp.json golang-github-containers-common
         # Ubuntu's belongs to a kernel.

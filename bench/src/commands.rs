@@ -1,7 +1,11 @@
-//! The commands around results: `preflight`, `run`, `report`, `verify`, `compare`.
+//! The commands around results: `preflight`, `plan`, `run`, `report`, `verify`, `compare`.
+
+mod report;
 
 use std::{
-    env, fs,
+    env,
+    fs::{self, File},
+    io::BufWriter,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -9,13 +13,15 @@ use std::{
 use anyhow::{Context, Result, bail};
 use bench::{
     compare::{self, Judgement, Side},
-    environment,
+    environment, plan,
     preflight::{self, Unable},
-    report::{self, wrong_packets},
+    report::{text, verify, wrong_packets},
     result::Files,
     run::{self, OfAnotherRun},
     scenario::Scenario,
 };
+
+pub(crate) use report::Report;
 
 use crate::show_progress;
 
@@ -28,10 +34,20 @@ A scenario:
   services: 1                     # that each load balancer has, up to 10000
   loads:
     - generator: sockets          # UDP requests, each answered by a backend
-      schedule: constant          # or poisson
-      rate: 1000                  # requests a second
+      family: ipv4                # or ipv6
+      schedule: constant          # poisson, burst (with burst: 32), ramp, step (with steps: 5)
+      rate: 1000                  # requests a second; for ramp and step the highest
       flows: 16
-      frame_bytes: 64
+      flow_order: in-turn         # uniform or zipf
+      frame_bytes: 64             # a size, imix, imix-csit, or sizes with weights: 64:7 594:4 1518:1
+    - generator: live             # frames made and counted in the kernel: what a system takes, without latencies
+      protocol: tcp               # or udp
+      schedule: max               # or constant with a rate
+      flows: 1000
+      new_flow_share: 0.1         # share of frames of which each begins a flow
+    - generator: live
+      rate: 5000000
+      search: ndr                 # the highest rate up to this one without loss; or pdr, rfc2544
   seconds: 5                      # of a trial
   rounds: 8                       # trials of each system under each load
   seed: 1
@@ -68,15 +84,18 @@ pub(crate) struct Preflight {
     guideway: Option<PathBuf>,
 }
 
-/// Reports results: as text, or as one HTML file with the measured data in it.
+/// Says what a scenario would send: flows, frames, the backends that Guideway must choose, and the time that it takes.
+///
+/// Sends nothing, and needs no rights.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Report {
-    /// Directories of results.
-    #[arg(required = true, value_name = "RESULT")]
-    results: Vec<PathBuf>,
-    /// Write the page to this file.
+#[command(after_help = "\
+Exit codes: 0 planned, 1 a file cannot be read or written, 2 wrong usage or scenario.")]
+pub(crate) struct Plan {
+    /// The scenario, a YAML file.
+    scenario: PathBuf,
+    /// Write the first 1000 frames to this file, as pcap. MAC addresses and the secrets of a run are made up.
     #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
+    pcap: Option<PathBuf>,
 }
 
 /// Checks a report: computes every figure again from the data in it, and finds any edit.
@@ -153,6 +172,21 @@ impl Preflight {
     }
 }
 
+impl Plan {
+    pub(crate) fn run(&self) -> Result<ExitCode> {
+        let Some((scenario, _)) = read_scenario(&self.scenario)? else {
+            return Ok(ExitCode::from(USAGE));
+        };
+        print!("{}", plan::text(&scenario)?);
+        if let Some(path) = &self.pcap {
+            let file = File::create(path);
+            let file = file.with_context(|| format!("creating {}", path.display()))?;
+            plan::write_pcap(&scenario, &mut BufWriter::new(file))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
 impl Run {
     pub(crate) fn run(&self) -> Result<ExitCode> {
         let Some((_, scenario)) = read_scenario(&self.scenario)? else {
@@ -185,7 +219,7 @@ impl Run {
             outcome => outcome?,
         };
         show_progress("");
-        print!("{}", report::text(&files));
+        print!("{}", text(&files));
         println!("\nThe result is in {}.", self.out.display());
         Ok(match wrong_packets(&files.run) {
             0 => ExitCode::SUCCESS,
@@ -202,27 +236,11 @@ impl Run {
     }
 }
 
-impl Report {
-    pub(crate) fn run(&self) -> Result<ExitCode> {
-        let results = self.results.iter().map(|path| read(path));
-        let results: Vec<Files> = results.collect::<Result<_>>()?;
-        match &self.html {
-            Some(file) => fs::write(file, report::render(&results))
-                .with_context(|| format!("writing {}", file.display()))?,
-            None => {
-                let texts: Vec<String> = results.iter().map(report::text).collect();
-                print!("{}", texts.join("\n"));
-            }
-        }
-        Ok(ExitCode::SUCCESS)
-    }
-}
-
 impl Verify {
     pub(crate) fn run(&self) -> Result<ExitCode> {
         let page = fs::read_to_string(&self.report)
             .with_context(|| format!("reading {}", self.report.display()))?;
-        match report::verify(&page) {
+        match verify(&page) {
             Ok(results) => {
                 let series: usize = results.iter().map(|files| files.run.series.len()).sum();
                 println!(

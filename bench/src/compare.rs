@@ -148,6 +148,15 @@ pub fn compare(first: Side<'_>, second: Side<'_>, least: f64) -> Result<Comparis
         );
     }
     for side in [first, second] {
+        let name = &side.series.name;
+        ensure!(
+            side.series.is_timed(),
+            "{name} has a rate and no latencies: `guideway-bench report` sets rates of one run side by side"
+        );
+        ensure!(
+            !side.series.is_overloaded(),
+            "{name} is overloaded: it has no latency to compare"
+        );
         ensure!(
             side.series.trials.len() >= crate::scenario::LEAST_ROUNDS as usize,
             "{} has {} rounds: too few for an interval",

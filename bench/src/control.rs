@@ -24,11 +24,15 @@
 //!
 //! **Memory**: resident bytes at the end, including those of mapped tables, and their maximum.
 //!
+//! **All rows**: what `guideway services` and `guideway backends` take for the whole cluster, and what one change takes
+//! while `backends` is asked for without a pause. This comes last, because answers need memory of the agent too.
+//!
 //! **Idle**: CPU time of all threads while nothing changes, over a period that includes the agent's timers and
 //! the renewal of its watches. Every node gets an echo each second and answers it. Because all is on one
 //! machine, the agent's CPU time includes the kernel's work at the nodes.
 
 mod agent;
+mod asked;
 mod cluster;
 mod nodes;
 mod report;
@@ -39,6 +43,7 @@ mod wire;
 pub(crate) mod writer;
 
 use std::{
+    ops::Range,
     path::PathBuf,
     thread,
     time::{Duration, Instant},
@@ -83,6 +88,8 @@ const MOST_START_SECONDS: f64 = 5.0;
 const MOST_STORM_SECONDS: f64 = 1.0;
 /// Bound of the changes that the server was too slow to write, in percent. With more, it was a smaller storm.
 const MOST_UNWRITTEN_PERCENT: f64 = 5.0;
+/// Most single changes while all rows are asked for.
+const MOST_CHANGES_WHILE_ASKED: u32 = 100;
 /// Bound of the CPU time while nothing changes, in percent of one core.
 const MOST_IDLE_PERCENT: f64 = 1.0;
 /// Bound of the CPU time for one heartbeat of a Node, in microseconds. Nearly all of it must be decoding,
@@ -176,7 +183,7 @@ fn measure_agent(
 
     if scenario.changes > 0 {
         say("single changes");
-        let times = single_changes(scenario, server, prober)?;
+        let times = single_changes(cluster, server, prober, 0..scenario.changes)?;
         // A real server needs time to write and to report; the bound is only for what comes after.
         let (p50, p99, bound) = match scenario.source {
             Source::Recorded => (
@@ -190,15 +197,7 @@ fn measure_agent(
                 None,
             ),
         };
-        for (what, quantile, bound) in [(p50, 0.50, None), (p99, 0.99, bound)] {
-            let estimate = bootstrap(times.len(), |sample| {
-                percentile(
-                    &sample.iter().map(|&i| times[i]).collect::<Vec<_>>(),
-                    quantile,
-                )
-            });
-            results.add(what, "ms", estimate, bound);
-        }
+        add_quantiles(results, &times, [(p50, None), (p99, bound)]);
     }
     if let Some((rate, duration)) = scenario.storm {
         say("storm");
@@ -264,19 +263,54 @@ fn measure_agent(
         is_typical.then_some(bound / MIB),
     );
     results.add("memory, peak", "MiB", once(memory.peak as f64 / MIB), None);
+
+    say("all rows");
+    asked::measure_rows(cluster, agent, results)?;
+    if scenario.changes > 0 {
+        let number = scenario.changes.min(MOST_CHANGES_WHILE_ASKED);
+        let numbers = scenario.changes..scenario.changes + number;
+        let change = || single_changes(cluster, server, prober, numbers);
+        let names = [
+            "one change while backends is asked, p50",
+            "one change while backends is asked, p99",
+        ];
+        let times = asked::meanwhile(agent, change)?;
+        add_quantiles(results, &times, names.map(|name| (name, None)));
+    }
     Ok(())
 }
 
-/// Measures changes of one Service after the other. Returns their times in milliseconds.
-fn single_changes(scenario: &Scenario, server: &Server, prober: &mut Prober) -> Result<Vec<f64>> {
-    let cluster = &scenario.cluster;
+/// Adds the median and the 99th percentile of times in milliseconds.
+fn add_quantiles(
+    results: &mut ScenarioFigures,
+    times: &[f64],
+    [median, late]: [(&'static str, Option<f64>); 2],
+) {
+    for ((name, bound), quantile) in [(median, 0.50), (late, 0.99)] {
+        let estimate = bootstrap(times.len(), |sample| {
+            percentile(
+                &sample.iter().map(|&i| times[i]).collect::<Vec<_>>(),
+                quantile,
+            )
+        });
+        results.add(name, "ms", estimate, bound);
+    }
+}
+
+/// Measures the changes of these numbers, one Service after the other. Returns their times in milliseconds.
+fn single_changes(
+    cluster: &Cluster,
+    server: &Server,
+    prober: &mut Prober,
+    numbers: Range<u32>,
+) -> Result<Vec<f64>> {
     let change = |number: u32| {
         thread::sleep(CHANGE_PAUSE);
         let (service, round) = (number % cluster.services, number / cluster.services + 1);
         let took = change_one(server, prober, cluster, service, round)?;
         Ok(took.as_secs_f64() * 1e3)
     };
-    (0..scenario.changes).map(change).collect()
+    numbers.map(change).collect()
 }
 
 /// Changes the first endpoint of a Service and waits for the first packet to it. Returns the time that this took.

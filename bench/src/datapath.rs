@@ -52,7 +52,7 @@
 
 pub mod against;
 pub mod balancers;
-mod frames;
+pub(crate) mod frames;
 pub mod instructions;
 mod paths;
 mod plan;

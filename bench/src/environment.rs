@@ -3,9 +3,14 @@
 //! They are kept as names and values, so that two results, or before and after a run, are compared fact by fact.
 //! A fact that a machine does not tell is left out.
 
-use std::{collections::BTreeMap, fs, path::Path};
+mod nic;
+mod watch;
 
-use crate::{result::Quietness, scenario::Scenario};
+use std::{collections::BTreeMap, fs, path::Path, process::Command};
+
+pub use watch::{Watch, quietness};
+
+use crate::{result::digest, scenario::Scenario};
 
 /// Files with one fact each: its name and its path.
 const FILES: [(&str, &str); 22] = [
@@ -58,8 +63,9 @@ const FILES: [(&str, &str); 22] = [
 ];
 
 /// Facts that move latencies: results that differ in one of them are not compared.
-const COMPARABLE: [&str; 12] = [
+const COMPARABLE: [&str; 18] = [
     "bpf.jit_enable",
+    "bpf.jit_harden",
     "bpf.stats_enabled",
     "clock.source",
     "cpu.governor",
@@ -70,11 +76,16 @@ const COMPARABLE: [&str; 12] = [
     "cpu.smt",
     "hypervisor.product",
     "kernel.release",
+    "memory.transparent_hugepage",
+    "net.busy_poll",
+    "net.dev_weight",
     "net.netdev_budget",
+    "net.netdev_budget_usecs",
+    "numa.nodes",
 ];
 
-/// Reads the facts of this machine.
-pub fn collect() -> BTreeMap<String, String> {
+/// Reads the facts of this machine, and which programs measure: this one and `guideway`.
+pub fn collect(guideway: &Path) -> BTreeMap<String, String> {
     let mut facts = BTreeMap::new();
     let mut fact = |name: &str, value: &str| {
         let value = value.trim();
@@ -86,6 +97,7 @@ pub fn collect() -> BTreeMap<String, String> {
         fact(name, &fs::read_to_string(path).unwrap_or_default());
     }
     let uname = rustix::system::uname();
+    fact("host.name", &uname.nodename().to_string_lossy());
     fact("kernel.release", &uname.release().to_string_lossy());
     fact("cpu.architecture", &uname.machine().to_string_lossy());
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -104,7 +116,37 @@ pub fn collect() -> BTreeMap<String, String> {
         "cpu.mitigations",
         &mitigations(Path::new("/sys/devices/system/cpu/vulnerabilities")),
     );
+    for (name, value) in nic::facts().into_iter().chain(programs(guideway)) {
+        fact(&name, &value);
+    }
     facts
+}
+
+/// Returns what tells the measuring programs from others: their digests, and the revision of the checkout that this
+/// one lies in.
+fn programs(guideway: &Path) -> Vec<(String, String)> {
+    let mut facts = Vec::new();
+    let own = std::env::current_exe().unwrap_or_default();
+    for (name, path) in [("guideway", guideway), ("guideway-bench", own.as_path())] {
+        if let Ok(program) = fs::read(path) {
+            facts.push((format!("program.{name}.sha256"), digest(&program)));
+        }
+    }
+    let describe = ["describe", "--always", "--dirty", "--abbrev=12"];
+    let checkout = own.parent().unwrap_or(Path::new("/"));
+    let revision = said_by(Command::new("git").arg("-C").arg(checkout).args(describe));
+    facts.push(("program.revision".to_owned(), revision));
+    facts
+}
+
+/// Returns what a program writes; nothing if it is missing or fails.
+fn said_by(command: &mut Command) -> String {
+    let output = command
+        .output()
+        .ok()
+        .filter(|output| output.status.success());
+    let output = output.map(|output| output.stdout).unwrap_or_default();
+    String::from_utf8_lossy(&output).trim().to_owned()
 }
 
 /// Returns the facts that `after` has another value for, with the later value.
@@ -148,36 +190,6 @@ pub fn comparable(
         .collect()
 }
 
-/// Reads the clock in a loop for `seconds`, and says in how many gaps something else had the core. `at` is the
-/// time since the start of the run.
-pub fn quietness(at: f64, seconds: f64) -> Quietness {
-    let begin = std::time::Instant::now();
-    let (mut last, mut lost) = (0, 0);
-    let mut found = Quietness {
-        at,
-        seconds,
-        gaps_over_10_us: 0,
-        gaps_over_100_us: 0,
-        gaps_over_1_ms: 0,
-        longest_ns: 0,
-        lost: 0.0,
-    };
-    while (last as f64) < seconds * 1e9 {
-        let now = u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let gap = now - last;
-        last = now;
-        found.longest_ns = found.longest_ns.max(gap);
-        if gap > 10_000 {
-            lost += gap;
-            found.gaps_over_10_us += 1;
-            found.gaps_over_100_us += u64::from(gap > 100_000);
-            found.gaps_over_1_ms += u64::from(gap > 1_000_000);
-        }
-    }
-    found.lost = lost as f64 / last as f64;
-    found
-}
-
 fn cpuinfo_field<'a>(text: &'a str, field: &str) -> Option<&'a str> {
     text.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;
@@ -214,12 +226,13 @@ mod tests {
 
     #[test]
     fn the_machine_tells_its_kernel_and_its_cpus() {
-        let facts = collect();
+        let facts = collect(Path::new("/nowhere"));
         for name in [
             "kernel.release",
             "kernel.command_line",
             "cpu.online",
             "memory.total",
+            "program.guideway-bench.sha256",
         ] {
             assert!(facts.contains_key(name), "{name}: {facts:?}");
         }
@@ -231,14 +244,5 @@ mod tests {
         let after = facts(&[("a", "1"), ("b", "2"), ("d", "1")]);
         let expected = facts(&[("b", "2"), ("c", "absent"), ("d", "1")]);
         assert_eq!(changes(&before, &after), expected);
-    }
-
-    #[test]
-    fn a_gap_of_the_loop_is_as_long_as_the_sum_says() {
-        let found = quietness(0.0, 0.01);
-        assert!(found.gaps_over_1_ms <= found.gaps_over_100_us);
-        assert!(found.gaps_over_100_us <= found.gaps_over_10_us);
-        assert!((0.0..=1.0).contains(&found.lost), "{found:?}");
-        assert!(found.longest_ns > 0);
     }
 }

@@ -1,19 +1,59 @@
 //! Loads: when requests are due, and what sends them.
 //!
-//! Every generator gives a [`Sent`] for each request that it really sent, with the times from which latencies follow.
-//! What came of the probes is the matter of [`crate::probe::Ledger`].
+//! Every [`Generator`] tells what was offered, what it really sent and what came of it. One that times requests gives a
+//! [`Sent`] for each, from which latencies follow. What came of the probes is the matter of [`crate::probe::Ledger`].
 
+pub(crate) mod frame;
+pub mod live;
 mod schedule;
+pub mod search;
 pub mod sockets;
 
 use std::{
-    mem,
+    fmt, mem,
     sync::{Arc, Mutex, PoisonError},
 };
 
+use anyhow::Result;
 pub use schedule::due_times;
 
-use crate::probe::PROBE_LENGTH;
+use crate::probe::{PROBE_LENGTH, Tally};
+
+/// What sends the requests of a load to a system, trial after trial.
+pub trait Generator: fmt::Debug {
+    /// Runs a trial.
+    ///
+    /// # Errors
+    ///
+    /// When requests cannot be sent or counted at all. What is lost on the way is no error.
+    fn run(&mut self, asked: Asked) -> Result<Trial>;
+}
+
+/// What is asked of a trial.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// Requests a second: the load's, or others that a search tries.
+    pub rate: Option<f64>,
+    /// How long requests are sent.
+    pub seconds: f64,
+    /// Decides whatever is drawn.
+    pub seed: u64,
+}
+
+/// What a trial gave.
+#[derive(Debug)]
+pub struct Trial {
+    /// `CLOCK_MONOTONIC` at the beginning of the schedule, in nanoseconds.
+    pub start: u64,
+    /// How long requests were sent, in seconds.
+    pub seconds: f64,
+    /// The requests that were sent, in order; none if the generator does not time them.
+    pub requests: Vec<Sent>,
+    /// What became of the requests.
+    pub tally: Tally,
+    /// Answers by backend; empty if the generator does not know who answers.
+    pub shares: Vec<u64>,
+}
 
 /// A request: when it was due, sent, received by a backend and answered, in nanoseconds of `CLOCK_MONOTONIC`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

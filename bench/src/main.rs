@@ -37,6 +37,7 @@ enum Scenario {
     #[command(after_help = EXIT_CODES)]
     Control(Control),
     Preflight(commands::Preflight),
+    Plan(commands::Plan),
     Run(commands::Run),
     Report(commands::Report),
     Verify(commands::Verify),
@@ -97,6 +98,7 @@ fn main() -> ExitCode {
         Scenario::Datapath(arguments) => run_datapath(&arguments).map(exit_code),
         Scenario::Control(arguments) => run_control(&arguments).map(exit_code),
         Scenario::Preflight(arguments) => arguments.run(),
+        Scenario::Plan(arguments) => arguments.run(),
         Scenario::Run(arguments) => arguments.run(),
         Scenario::Report(arguments) => arguments.run(),
         Scenario::Verify(arguments) => arguments.run(),

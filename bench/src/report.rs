@@ -3,22 +3,34 @@
 //! The page holds no script, and its policy forbids every request. The measured data is in the page, from where
 //! `verify` takes it, computes all figures again and makes the page again.
 
+#[cfg(test)]
+mod browser;
 mod chart;
 mod curves;
 mod embed;
+mod export;
+mod machine;
+mod rates;
 mod sections;
+mod shares;
 mod verdict;
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 pub use embed::{ReportError, verify};
+pub use export::{csv, drawings, json, markdown, open_metrics};
 pub use verdict::{Verdict, wrong_packets};
 
 use crate::result::{Files, Stream};
 
-/// The page's style. It follows the reader's light or dark, and has rules for print and for narrow screens.
-const STYLE: &str = include_str!("report/page.css");
+/// The style of charts. It follows the reader's light or dark.
+const CHARTS: &str = include_str!("report/chart.css");
+/// The page's style, with rules for print and for narrow screens.
+const STYLE: &str = concat!(
+    include_str!("report/chart.css"),
+    include_str!("report/page.css")
+);
 
 /// Makes the page.
 pub fn render(results: &[Files]) -> String {
@@ -37,6 +49,7 @@ pub fn render(results: &[Files]) -> String {
             body {
                 main {
                     @for files in results { (sections::result(files)) }
+                    @if results.len() > 1 { (machine::differences(results)) }
                 }
                 @for (files, number) in results.iter().zip(0..) { (embed::blocks(files, number)) }
             }
@@ -52,16 +65,19 @@ fn policy() -> String {
     format!("default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'")
 }
 
-/// Returns the report as text: the verdict and the table.
+/// Returns the report as text: the verdict and the tables.
 pub fn text(files: &Files) -> String {
     let Verdict { sentence, reasons } = Verdict::of(files);
     let mut text = format!("{sentence}\n");
     for reason in reasons {
         text += &format!("  {reason}\n");
     }
-    let tables =
-        [Stream::RoundTrip, Stream::Forward].map(|stream| sections::table_as_text(files, stream));
-    text + "\n" + &tables.join("\n")
+    if files.run.kept_up().next().is_some() {
+        for stream in [Stream::RoundTrip, Stream::Forward] {
+            text += &format!("\n{}", sections::table_as_text(files, stream));
+        }
+    }
+    text + &rates::as_text(&files.run) + "\n" + &shares::packets_as_text(&files.run)
 }
 
 /// Returns a duration for readers: microseconds, or milliseconds from ten on.

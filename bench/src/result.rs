@@ -21,5 +21,6 @@ pub use directory::{Files, ResultError, Streams, digest};
 pub use distribution::{Distribution, Percentile, merge, new_histogram};
 pub use log::{Interval, read_log, start_of_log, write_csv, write_hgrm, write_log};
 pub use model::{
-    Comparability, Figures, Quietness, Run, SCHEMA_VERSION, Series, Stream, Tool, Trial, figures,
+    Comparability, Figures, KEPT_UP, Quietness, Run, SCHEMA_VERSION, Series, Stream, Tool, Trial,
+    figures,
 };

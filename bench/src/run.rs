@@ -14,18 +14,19 @@ use anyhow::{Context, Result};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::{
-    environment, host,
+    environment::{self, Watch},
+    host,
     load::{
-        Sent, due_times,
-        sockets::{self, Flow, now_ns},
+        self, Asked, Generator, Sent, search,
+        sockets::{self, now_ns},
     },
     preflight,
     result::{
         Comparability, Files, Interval, Run, SCHEMA_VERSION, Series, Stream, Streams, Tool, Trial,
         figures, new_histogram,
     },
-    scenario::{Load, Scenario, System},
-    wire::Lab,
+    scenario::{Load, Scenario, SearchKind, System},
+    wire::{Lab, Wire, dropped_between},
 };
 
 /// Length of an interval of the logs, in nanoseconds.
@@ -56,8 +57,12 @@ pub struct OfAnotherRun(String);
 impl Scenario {
     /// Returns how many seconds the trials of a run take, those that are thrown away among them.
     pub fn trial_seconds(&self) -> f64 {
-        let series = self.systems.len() * self.loads.len();
-        let trials = series as f64 * f64::from(self.rounds + 1);
+        let trials_of = |load: &Load| match load.search {
+            SearchKind::None => 1.0,
+            SearchKind::Ndr | SearchKind::Pdr | SearchKind::Rfc2544 => search::USUAL_TRIALS,
+        };
+        let series: f64 = self.loads.iter().map(trials_of).sum();
+        let trials = series * self.systems.len() as f64 * f64::from(self.rounds + 1);
         trials * (self.seconds + sockets::OVERHEAD.as_secs_f64())
     }
 }
@@ -71,28 +76,34 @@ impl Scenario {
 pub fn run(options: &Options, show_progress: &(dyn Fn(&str) + Sync)) -> Result<Files> {
     let scenario = Scenario::parse(&options.scenario)?;
     preflight::check(&scenario, &options.guideway)?;
-    let mut session = Session::start(options, scenario, show_progress)?;
-    for place in 0..session.flows.len() {
+    let mut session = Session::start(options, scenario)?;
+    show_progress("bringing the systems up");
+    let lab = Lab::start(&session.run.scenario, &options.guideway, show_progress)?;
+    let mut generators = session
+        .open_series(&lab)
+        .context("proving that the systems answer")?;
+    for (index, generator) in generators.iter_mut().enumerate() {
         show_progress("warming up");
-        session.measure(place, 0)?;
+        session.measure(&lab, generator.as_mut(), index, 0)?;
     }
     let rounds = session.run.scenario.rounds;
     for round in session.measured + 1..=rounds {
         show_progress(&format!("round {round} of {rounds}"));
         session.look_around();
-        let mut order: Vec<usize> = (0..session.flows.len()).collect();
+        let mut order: Vec<usize> = (0..generators.len()).collect();
         if round % 2 == 0 {
             order.reverse();
         }
         for (place, index) in (1..).zip(order) {
-            let (mut trial, intervals) = session.measure(index, round)?;
+            let generator = generators[index].as_mut();
+            let (mut trial, intervals) = session.measure(&lab, generator, index, round)?;
             trial.place = place;
             session.keep(index, trial, intervals);
         }
         session.write(&options.out, round < rounds)?;
     }
     session.look_around();
-    let after = environment::collect();
+    let after = environment::collect(&options.guideway);
     session.run.environment_changes = environment::changes(&session.run.environment, &after);
     session.write(&options.out, false)
 }
@@ -100,10 +111,8 @@ pub fn run(options: &Options, show_progress: &(dyn Fn(&str) + Sync)) -> Result<F
 /// A run in progress.
 struct Session {
     run: Run,
-    lab: Lab,
-    /// The flows of each series, in the order of the series.
-    flows: Vec<Vec<Flow>>,
     streams: BTreeMap<String, Streams>,
+    watch: Watch,
     /// The last round that is in the result.
     measured: u32,
     /// `CLOCK_MONOTONIC` when this program started, in nanoseconds.
@@ -115,62 +124,59 @@ struct Session {
 }
 
 impl Session {
-    fn start(
-        options: &Options,
-        scenario: Scenario,
-        show_progress: &(dyn Fn(&str) + Sync),
-    ) -> Result<Self> {
+    fn start(options: &Options, scenario: Scenario) -> Result<Self> {
         let (began, now) = (now_ns(), SystemTime::now().duration_since(UNIX_EPOCH)?);
         let new = new_run(options, scenario);
         let (run, streams, started) = match &options.interrupted {
             Some(files) => {
                 expect_same(&files.run, &new)?;
-                (files.run.clone(), files.series.clone(), files.started()?)
+                // Without a log, nothing tells the start: the time since the last trial is left out.
+                let measured = files.run.series.iter().flat_map(|series| &series.trials);
+                let end = measured.map(|trial| trial.at + trial.seconds);
+                let end = Duration::from_secs_f64(end.fold(0.0, f64::max));
+                let started = files.started().unwrap_or(now.saturating_sub(end));
+                (files.run.clone(), files.series.clone(), started)
             }
             None => (new, BTreeMap::new(), now),
         };
         let trials = run.series.iter().flat_map(|series| &series.trials);
         let measured = trials.map(|trial| trial.round).max().unwrap_or(0);
-        show_progress("bringing the systems up");
-        let lab = Lab::start(&run.scenario, &options.guideway, show_progress)?;
-        let mut session = Self {
+        Ok(Self {
             run,
-            lab,
-            flows: Vec::new(),
             streams,
+            watch: Watch::default(),
             measured,
             began,
             before: now.saturating_sub(started),
             started: started.as_secs_f64(),
-        };
-        session
-            .open_series()
-            .context("proving that the systems answer")?;
-        Ok(session)
+        })
     }
 
-    fn open_series(&mut self) -> Result<()> {
+    /// Opens the generator of each series, in the order of the series.
+    fn open_series<'a>(&mut self, wire: &'a dyn Wire) -> Result<Vec<Box<dyn Generator + 'a>>> {
         let scenario = self.run.scenario.clone();
+        let mut generators = Vec::new();
         for (load, number) in scenario.loads.iter().zip(1..) {
             for &system in &scenario.systems {
-                self.flows.push(self.lab.open(system, load)?);
+                generators.push(wire.open(system, load)?);
                 if self.measured == 0 {
-                    self.begin_series(format!("{system}-{number}"), system, load);
+                    self.begin_series(wire, format!("{system}-{number}"), system, load);
                 }
             }
         }
-        Ok(())
+        Ok(generators)
     }
 
-    fn begin_series(&mut self, name: String, system: System, load: &Load) {
-        let empty = Stream::ALL.map(|stream| (stream, Vec::new()));
-        self.streams.insert(name.clone(), empty.into());
+    fn begin_series(&mut self, wire: &dyn Wire, name: String, system: System, load: &Load) {
+        let streams = load.generator.streams().iter();
+        let empty = streams.map(|&stream| (stream, Vec::new()));
+        self.streams.insert(name.clone(), empty.collect());
         self.run.series.push(Series {
             name,
             system: system.to_string(),
-            description: Lab::describe(system),
+            description: wire.describe(system),
             load: load.clone(),
-            backends: self.lab.backend_names(system),
+            backends: wire.backend_names(system),
             trials: Vec::new(),
             figures: figures(&Streams::new(), None),
         });
@@ -183,39 +189,26 @@ impl Session {
 
     /// Runs one trial of a series.
     fn measure(
-        &mut self,
+        &self,
+        wire: &dyn Wire,
+        generator: &mut dyn Generator,
         index: usize,
         round: u32,
-    ) -> Result<(Trial, BTreeMap<Stream, Vec<Interval>>)> {
+    ) -> Result<(Trial, Streams)> {
         let (series, scenario) = (&self.run.series[index], &self.run.scenario);
-        let system = scenario.systems[index % scenario.systems.len()];
-        self.lab.refresh(system, &mut self.flows[index])?;
-        let seconds = scenario.seconds;
         // Each round has times of its own; all systems of a round have the same.
-        let due = due_times(
-            &series.load,
-            seconds,
-            scenario.seed.wrapping_add(round.into()),
-        );
-        let flows = &self.flows[index];
-        let frame = series.load.frame_bytes;
-        let given = sockets::run(flows, &due, frame, self.lab.backends())?;
+        let system = scenario.systems[index % scenario.systems.len()];
+        let before = wire.drops(system)?;
+        let given = generator.run(Asked {
+            rate: series.load.rate,
+            seconds: scenario.seconds,
+            seed: scenario.seed.wrapping_add(round.into()),
+        })?;
+        let drops = dropped_between(&before, &wire.drops(system)?);
         let at = self.since_start(given.start);
-        let trial = Trial {
-            round,
-            place: 0,
-            at: at.as_secs_f64(),
-            seconds,
-            tally: given.tally,
-            shares: given.shares,
-            figures: figures(&Streams::new(), None),
-            doubts: Vec::new(),
-        };
-        let length = Duration::from_secs_f64(seconds);
-        Ok((
-            trial,
-            intervals(&given.sent, given.start, (at, length), round)?,
-        ))
+        let (mut trial, streams) = record(&given, series.load.generator.streams(), round, at);
+        trial.drops = drops;
+        Ok((trial, streams))
     }
 
     fn keep(&mut self, index: usize, trial: Trial, intervals: Streams) {
@@ -231,7 +224,7 @@ impl Session {
 
     fn look_around(&mut self) {
         let at = self.since_start(now_ns()).as_secs_f64();
-        let found = environment::quietness(at, QUIETNESS_SECONDS);
+        let found = self.watch.look(at, QUIETNESS_SECONDS);
         self.run.quietness.push(found);
     }
 
@@ -261,7 +254,8 @@ fn expect_same(interrupted: &Run, new: &Run) -> Result<(), OfAnotherRun> {
     Err(OfAnotherRun(differences.join(", ")))
 }
 
-fn new_run(options: &Options, scenario: Scenario) -> Run {
+/// Makes the result of a run that has measured nothing.
+pub fn new_run(options: &Options, scenario: Scenario) -> Run {
     Run {
         schema_version: SCHEMA_VERSION,
         tool: Tool {
@@ -274,7 +268,7 @@ fn new_run(options: &Options, scenario: Scenario) -> Run {
         interrupted: true,
         scenario,
         scenario_text: options.scenario.clone(),
-        environment: environment::collect(),
+        environment: environment::collect(&options.guideway),
         environment_changes: BTreeMap::new(),
         comparability: Comparability::of(BTreeMap::new()),
         quietness: Vec::new(),
@@ -283,14 +277,43 @@ fn new_run(options: &Options, scenario: Scenario) -> Run {
     }
 }
 
-/// Sorts the requests of a trial into intervals by when they were due. `(at, length)` is the start of the trial, from
-/// the start of the run, and its length.
+/// Makes of a trial what a result has of it: its counts, and its latencies by interval. `at` is its start, from the start
+/// of the run.
+pub fn record(
+    given: &load::Trial,
+    streams: &[Stream],
+    round: u32,
+    at: Duration,
+) -> (Trial, Streams) {
+    let trial = Trial {
+        round,
+        place: 0,
+        at: at.as_secs_f64(),
+        seconds: rounded(given.seconds),
+        tally: given.tally,
+        shares: given.shares.clone(),
+        drops: BTreeMap::new(),
+        figures: figures(&Streams::new(), None),
+        doubts: Vec::new(),
+    };
+    let place = (given.start, at, Duration::from_secs_f64(given.seconds));
+    let intervals = intervals(&given.requests, streams, place, round);
+    (trial, intervals)
+}
+
+/// Rounds to microseconds: such numbers are read from JSON as they were written.
+fn rounded(seconds: f64) -> f64 {
+    (seconds * 1e6).round() / 1e6
+}
+
+/// Sorts the requests of a trial into intervals by when they were due. `(start, at, length)` is the start of the trial by
+/// the clock and from the start of the run, and its length.
 fn intervals(
     sent: &[Sent],
-    start: u64,
-    (at, length): (Duration, Duration),
+    of: &[Stream],
+    (start, at, length): (u64, Duration, Duration),
     round: u32,
-) -> Result<Streams> {
+) -> Streams {
     let mut streams = Streams::new();
     let of_interval = sent
         .chunk_by(|one, next| (one.due - start) / INTERVAL_NS == (next.due - start) / INTERVAL_NS);
@@ -298,7 +321,7 @@ fn intervals(
         let number = (requests[0].due - start) / INTERVAL_NS;
         let after = Duration::from_nanos(number * INTERVAL_NS);
         let rest = length.saturating_sub(after);
-        for stream in Stream::ALL {
+        for &stream in of {
             let mut histogram = new_histogram();
             for value in requests.iter().filter_map(|request| value(request, stream)) {
                 // 0 has no place of its own in a histogram that begins with 1.
@@ -312,7 +335,7 @@ fn intervals(
             });
         }
     }
-    Ok(streams)
+    streams
 }
 
 fn value(request: &Sent, stream: Stream) -> Option<u64> {
@@ -328,7 +351,7 @@ fn value(request: &Sent, stream: Stream) -> Option<u64> {
 mod tests {
     use super::*;
 
-    const TEN_SECONDS: (Duration, Duration) = (Duration::ZERO, Duration::from_secs(10));
+    const TEN_SECONDS: (u64, Duration, Duration) = (0, Duration::ZERO, Duration::from_secs(10));
 
     /// Requests at 1000 a second for 10 s, each answered after 100 us; for 100 ms from the middle on, nothing happens.
     fn stalled() -> Vec<Sent> {
@@ -349,7 +372,7 @@ mod tests {
 
     #[test]
     fn a_stalled_sender_shows_in_the_corrected_latency_and_not_in_the_other() {
-        let streams = intervals(&stalled(), 0, TEN_SECONDS, 1).unwrap();
+        let streams = intervals(&stalled(), &Stream::ALL, TEN_SECONDS, 1);
         assert_eq!(streams[&Stream::RoundTrip].len(), 10);
         let figures = figures(&streams, Some(1));
         let p99_9 = |stream| figures.of(stream).value(99.9).unwrap();
@@ -360,8 +383,8 @@ mod tests {
 
     #[test]
     fn the_last_interval_ends_with_the_trial() {
-        let trial = (Duration::from_secs(3), Duration::from_millis(9_250));
-        let streams = intervals(&stalled(), 0, trial, 1).unwrap();
+        let trial = (0, Duration::from_secs(3), Duration::from_millis(9_250));
+        let streams = intervals(&stalled(), &Stream::ALL, trial, 1);
         let lateness = &streams[&Stream::Lateness];
         assert_eq!(lateness[8].length, Duration::from_secs(1));
         assert_eq!(lateness[9].start, Duration::from_secs(12));
@@ -377,7 +400,7 @@ mod tests {
         for request in sent.iter_mut().take(3) {
             request.arrived = None;
         }
-        let streams = intervals(&sent, 0, TEN_SECONDS, 1).unwrap();
+        let streams = intervals(&sent, &Stream::ALL, TEN_SECONDS, 1);
         let figures = figures(&streams, None);
         assert_eq!(figures.round_trip.count, 9_993);
         assert_eq!(figures.round_trip.unanswered, 7);

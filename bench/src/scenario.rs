@@ -7,6 +7,7 @@
 //! services: 1000
 //! loads:
 //!   - { generator: sockets, schedule: constant, rate: 1000, flows: 16, frame_bytes: 64 }
+//!   - { generator: live, family: ipv6, protocol: tcp, schedule: max, flows: 1000, frame_bytes: imix }
 //! seconds: 5
 //! rounds: 8
 //! seed: 1
@@ -15,6 +16,7 @@
 //! Every problem of a file is reported at once, with line and column and what to write instead. Nothing is sent
 //! before the whole file is right.
 
+mod load;
 mod read;
 
 use std::fmt;
@@ -23,16 +25,20 @@ use lab::kubernetes::ProxyMode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+#[cfg(test)]
+pub(crate) use load::tests::load;
+pub use load::{
+    AddressFamily, FlowOrder, FrameSize, GeneratorKind, LARGEST_FRAME, Load, SMALLEST_FRAME,
+    Schedule, SearchKind,
+};
 pub use read::{Problem, ScenarioError};
+
+use crate::datapath::Protocol;
 
 /// Fewest rounds: the 95 % interval of a median lies within the samples from six on.
 pub const LEAST_ROUNDS: u32 = 6;
 /// Most Services of a load balancer.
 pub const MOST_SERVICES: u32 = 10_000;
-/// Smallest frame with its FCS, in bytes.
-pub const SMALLEST_FRAME: u32 = 64;
-/// Largest frame with its FCS, in bytes.
-pub const LARGEST_FRAME: u32 = 1500;
 
 /// What to measure: each system under each load, in so many rounds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -41,7 +47,7 @@ pub struct Scenario {
     /// Name of the scenario.
     pub name: String,
     /// The network between generator and system.
-    pub wire: Wire,
+    pub wire: WireKind,
     /// The systems, in the order of the first round.
     pub systems: Vec<System>,
     /// Services that each load balancer has. The flows of a load go to some of them, at equal distances.
@@ -59,7 +65,7 @@ pub struct Scenario {
 /// A network between generator and system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Wire {
+pub enum WireKind {
     /// Namespaces of this machine, connected by veth and a bridge.
     Lab,
 }
@@ -100,40 +106,6 @@ impl System {
     }
 }
 
-/// A load.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Load {
-    /// The generator.
-    pub generator: Generator,
-    /// When requests are due.
-    pub schedule: Schedule,
-    /// Requests a second.
-    pub rate: f64,
-    /// Flows, which take turns.
-    pub flows: u32,
-    /// Bytes of a request's frame, FCS included. An answer has six more.
-    pub frame_bytes: u32,
-}
-
-/// What sends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Generator {
-    /// UDP sockets: a request to a backend, and its answer. Open loop: no request waits for an answer.
-    Sockets,
-}
-
-/// When requests are due.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Schedule {
-    /// At equal distances.
-    Constant,
-    /// At independent random distances: a Poisson process.
-    Poisson,
-}
-
 /// A type whose values have names in scenarios.
 pub trait Named: Copy + 'static {
     /// All values with their names.
@@ -156,7 +128,7 @@ macro_rules! names {
 }
 
 names! {
-    Wire { "lab": Self::Lab }
+    WireKind { "lab": Self::Lab }
     System {
         "direct": Self::Direct,
         "routing": Self::Routing,
@@ -166,22 +138,22 @@ names! {
         "kube-proxy-nftables": Self::KubeProxyNftables,
         "kube-proxy-iptables": Self::KubeProxyIptables
     }
-    Generator { "sockets": Self::Sockets }
-    Schedule { "constant": Self::Constant, "poisson": Self::Poisson }
-}
-
-impl fmt::Display for Load {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            generator,
-            schedule,
-            rate,
-            flows,
-            frame_bytes,
-        } = self;
-        write!(
-            f,
-            "{generator}, {schedule}, {rate}/s, {flows} flows, frames of {frame_bytes} bytes"
-        )
+    GeneratorKind { "sockets": Self::Sockets, "live": Self::Live }
+    AddressFamily { "ipv4": Self::Ipv4, "ipv6": Self::Ipv6 }
+    Protocol { "udp": Self::Udp, "tcp": Self::Tcp }
+    Schedule {
+        "constant": Self::Constant,
+        "poisson": Self::Poisson,
+        "burst": Self::Burst,
+        "ramp": Self::Ramp,
+        "step": Self::Step,
+        "max": Self::Max
     }
+    SearchKind {
+        "none": Self::None,
+        "ndr": Self::Ndr,
+        "pdr": Self::Pdr,
+        "rfc2544": Self::Rfc2544
+    }
+    FlowOrder { "in-turn": Self::InTurn, "uniform": Self::Uniform, "zipf": Self::Zipf }
 }

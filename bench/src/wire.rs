@@ -13,24 +13,42 @@
 //! All systems are up at the same time, so trials of different systems follow each other at once. Each balancer has an
 //! address of its own, and as many Services as the scenario says, at ports of that address.
 
+mod addresses;
 mod backends;
+mod drops;
 mod flows;
 mod guideway;
 mod kube_proxy;
+mod live;
+mod planned;
 
 use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     path::Path,
+    sync::atomic::AtomicU16,
 };
 
 use anyhow::{Context, Result};
-use lab::{Cidr, Guideway, Machine, Process, Route, Topology, vip_v4};
+use lab::{Cidr, Guideway, Machine, Process, Route, Topology};
 
-use self::{backends::Responder, kube_proxy::Cluster};
+pub use self::{
+    addresses::PlannedFlow,
+    backends::Responder,
+    drops::{Drops, dropped_between},
+    planned::{PlannedSeries, planned},
+};
+use self::{
+    addresses::{FIRST_CLIENT_PORT, Listing, routed},
+    kube_proxy::Cluster,
+};
 use crate::{
-    load::{Arrivals, sockets::Backends},
+    load::{
+        Arrivals, Generator,
+        search::{Goal, Searching},
+        sockets::Backends,
+    },
     probe::Key,
-    scenario::{Scenario, System},
+    scenario::{AddressFamily, GeneratorKind, Load, Scenario, System},
 };
 
 /// Number of backends of a system.
@@ -43,27 +61,31 @@ const FIRST_SERVICE_PORT: u16 = 10_000;
 const MOST_TRIED: u32 = 16;
 /// The first of the addresses that the system `routing` routes to backends.
 const FIRST_ROUTED: u8 = 200;
-/// The Services of a balancer: one address with a port for each.
-#[derive(Clone, Copy, Debug)]
-struct Listing {
-    vip: Ipv4Addr,
-    services: u32,
-}
+/// Seed of the flow hash and the lookup tables of Guideway's edges.
+const HASH_SEED: u64 = 1;
+const FAMILIES: [AddressFamily; 2] = [AddressFamily::Ipv4, AddressFamily::Ipv6];
 
-impl Listing {
-    /// Returns the port of a Service.
-    fn port(self, number: u32) -> u16 {
-        FIRST_SERVICE_PORT + u16::try_from(number).expect("there are at most 10 000 Services")
-    }
+/// A network between generators and systems. The systems are up.
+pub trait Wire {
+    /// Opens a load to a system, and proves that the system does its work.
+    ///
+    /// # Errors
+    ///
+    /// When it does not.
+    fn open(&self, system: System, load: &Load) -> Result<Box<dyn Generator + '_>>;
 
-    /// Returns the Services that flows go to: at equal distances, from the first on.
-    fn tried(self) -> impl Iterator<Item = SocketAddr> {
-        let tried = self.services.min(MOST_TRIED);
-        (0..tried).map(move |place| {
-            let number = place * self.services / tried;
-            SocketAddr::new(self.vip.into(), self.port(number))
-        })
-    }
+    /// Returns the names of a system's backends, by their numbers.
+    fn backend_names(&self, system: System) -> Vec<String>;
+
+    /// Says what a system is, and the way of a packet.
+    fn describe(&self, system: System) -> String;
+
+    /// Reads what was thrown away so far on the way of a system's packets.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel does not tell, or an agent does not answer.
+    fn drops(&self, system: System) -> Result<Drops>;
 }
 
 /// The machines, and what runs on them.
@@ -75,10 +97,12 @@ pub struct Lab {
     _responders: Vec<Responder>,
     net: Topology,
     guideway: Guideway,
+    scenario: Scenario,
     /// The systems that have an edge, in the order of the edges.
     systems: Vec<System>,
-    services: u32,
     backends: Backends,
+    /// The client's port of the next flow.
+    next_port: AtomicU16,
 }
 
 impl Lab {
@@ -103,13 +127,14 @@ impl Lab {
             _responders: Vec::new(),
             net: net.context("building the network; it takes root")?,
             guideway: Guideway::new(guideway),
+            scenario: scenario.clone(),
             systems,
-            services: scenario.services,
             backends: Backends {
                 marks: Key::random()?,
                 number: BACKENDS,
                 arrivals: Arrivals::default(),
             },
+            next_port: AtomicU16::new(FIRST_CLIENT_PORT),
         };
         lab.route()?;
         lab.start_responders()?;
@@ -121,19 +146,156 @@ impl Lab {
         Ok(lab)
     }
 
-    /// Returns the far end of all flows.
-    pub fn backends(&self) -> &Backends {
-        &self.backends
+    /// Returns the backends' machines. Only Guideway's own systems have its agents on them.
+    fn nodes(&self, system: System) -> &[Machine] {
+        let (with_agents, without) = self.net.nodes().split_at(BACKENDS);
+        if system.is_ours() {
+            with_agents
+        } else {
+            without
+        }
     }
 
-    /// Returns the names of a system's backends, by their numbers.
-    pub fn backend_names(&self, system: System) -> Vec<String> {
+    fn edge(&self, system: System) -> Result<&Machine> {
+        let place = self.systems.iter().position(|one| *one == system);
+        let edge = place.and_then(|place| self.net.edges().get(place));
+        edge.with_context(|| format!("{system} has no edge"))
+    }
+
+    fn listing(&self, system: System) -> Result<Listing> {
+        Listing::of(&self.scenario, system).with_context(|| format!("{system} has no Services"))
+    }
+
+    /// Has the router send each balancer's address to its edge.
+    fn route(&self) -> Result<()> {
+        let router = self.net.router();
+        for &system in &self.systems {
+            let edge = self.edge(system)?;
+            if system == System::Routing {
+                kube_proxy::prepare(edge)?;
+                for (to, node) in self.routes(system)? {
+                    let to = Cidr::host(to);
+                    router.replace_route(&Route::to(to).via(edge.address_like(to.address)))?;
+                    let next = Route::to(to).via(node.address_like(to.address));
+                    edge.namespace().replace_route(&next)?;
+                }
+                continue;
+            }
+            for vip in self.listing(system)?.vips() {
+                let via = edge.address_like(vip);
+                router.replace_route(&Route::to(Cidr::host(vip)).via(via))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the addresses of backends that the system `routing` routes, with the backends.
+    fn routes(&self, system: System) -> Result<Vec<(IpAddr, &Machine)>> {
+        let mut routes = Vec::new();
+        for (node, number) in self.nodes(system).iter().zip(0..) {
+            routes.extend(FAMILIES.map(|family| (routed(family, number), node)));
+        }
+        Ok(routes)
+    }
+
+    fn start_responders(&mut self) -> Result<()> {
+        let mut responders = Vec::new();
+        for (place, node) in self.net.nodes().iter().enumerate() {
+            let (has_agent, number) = (place < BACKENDS, place % BACKENDS);
+            let own = [node.v4(), node.v6()];
+            let mut addresses = own.map(|own| SocketAddr::new(own, PORT)).to_vec();
+            if has_agent {
+                let dsr = [System::OursIpip, System::OursL2dsr];
+                for &system in self.systems.iter().filter(|one| dsr.contains(one)) {
+                    let listing = self.listing(system)?;
+                    for vip in listing.vips() {
+                        node.add_vip(vip)?;
+                    }
+                    let families = listing.families.iter();
+                    addresses.extend(families.flat_map(|&family| listing.tried(family)));
+                }
+            } else if self.systems.contains(&System::Routing) {
+                let routes = self.routes(System::Routing)?;
+                for (to, _) in routes.iter().filter(|(_, to)| to.label() == node.label()) {
+                    node.add_vip(*to)?;
+                    addresses.push(SocketAddr::new(*to, PORT));
+                }
+            }
+            let (number, backends) = (u16::try_from(number)?, &self.backends);
+            let (marks, arrivals) = (backends.marks, &backends.arrivals);
+            let responder = Responder::start(node, &addresses, number, marks, arrivals)?;
+            responders.push(responder);
+        }
+        self._responders = responders;
+        Ok(())
+    }
+
+    fn start_agents(&mut self) -> Result<()> {
+        let ours = self.systems.iter().filter(|system| system.is_ours());
+        let ours: Vec<System> = ours.copied().collect();
+        let nodes = self.nodes(ours[0]);
+        let edges = ours.iter().map(|&system| self.edge(system));
+        let edges: Vec<&Machine> = edges.collect::<Result<_>>()?;
+        let addresses = edges.iter().flat_map(|edge| [edge.v4(), edge.v6()]);
+        let addresses: Vec<IpAddr> = addresses.collect();
+        let mut machines = Vec::new();
+        for node in nodes {
+            machines.push((node.namespace(), guideway::node(&addresses)));
+        }
+        for (&system, edge) in ours.iter().zip(&edges) {
+            let config = guideway::edge(system, &self.listing(system)?, nodes)?;
+            machines.push((edge.namespace(), config));
+        }
+        let mut agents = Vec::new();
+        for (machine, config) in &machines {
+            self.guideway.configure(machine, config)?;
+            agents.push(self.guideway.run(machine)?);
+        }
+        for ((machine, _), agent) in machines.iter().zip(&mut agents) {
+            self.guideway.wait_until_ready(machine, agent)?;
+        }
+        self._agents = agents;
+        Ok(())
+    }
+
+    fn start_kube_proxies(&mut self, show_progress: &(dyn Fn(&str) + Sync)) -> Result<()> {
+        let mut edges = Vec::new();
+        for &system in &self.systems {
+            if let Some(mode) = system.proxy_mode() {
+                edges.push((self.edge(system)?, mode, self.listing(system)?));
+            }
+        }
+        if !edges.is_empty() {
+            let nodes = self.nodes(System::KubeProxyNftables);
+            let cluster = Cluster::start(&edges, nodes, show_progress)?;
+            self._cluster = Some(cluster);
+        }
+        Ok(())
+    }
+}
+
+impl Wire for Lab {
+    fn open(&self, system: System, load: &Load) -> Result<Box<dyn Generator + '_>> {
+        let generator: Box<dyn Generator + '_> = match load.generator {
+            GeneratorKind::Sockets => Box::new(self.open_sockets(system, load)?),
+            GeneratorKind::Live => Box::new(self.open_live(system, load)?),
+        };
+        Ok(match Goal::of(load.search) {
+            Some(goal) => Box::new(Searching::new(generator, goal)),
+            None => generator,
+        })
+    }
+
+    fn backend_names(&self, system: System) -> Vec<String> {
         let names = self.nodes(system).iter();
         names.map(|node| node.label().to_owned()).collect()
     }
 
-    /// Says what a system is, and the way of a packet.
-    pub fn describe(system: System) -> String {
+    fn drops(&self, system: System) -> Result<Drops> {
+        self.read_drops(system)
+    }
+
+    fn describe(&self, system: System) -> String {
         const ANSWER_PAST: &str = "the nodes answer the client directly, past it";
         const ANSWER_BACK: &str =
             "the nodes answer to it, and it sends the answer on to the client";
@@ -171,145 +333,11 @@ impl Lab {
             System::KubeProxyIptables => proxy("iptables"),
         }
     }
-
-    /// Returns the backends' machines. Only Guideway's own systems have its agents on them.
-    fn nodes(&self, system: System) -> &[Machine] {
-        let (with_agents, without) = self.net.nodes().split_at(BACKENDS);
-        if system.is_ours() {
-            with_agents
-        } else {
-            without
-        }
-    }
-
-    fn edge(&self, system: System) -> Result<&Machine> {
-        let place = self.systems.iter().position(|one| *one == system);
-        let edge = place.and_then(|place| self.net.edges().get(place));
-        edge.with_context(|| format!("{system} has no edge"))
-    }
-
-    fn listing(&self, system: System) -> Result<Listing> {
-        let place = self.systems.iter().position(|one| *one == system);
-        let place = place.with_context(|| format!("{system} has no Services"))?;
-        Ok(Listing {
-            vip: vip_v4(1 + u8::try_from(place)?),
-            services: self.services,
-        })
-    }
-
-    /// Has the router send each balancer's address to its edge.
-    fn route(&self) -> Result<()> {
-        for &system in &self.systems {
-            let edge = self.edge(system)?;
-            if system != System::Routing {
-                let vip = Cidr::host(self.listing(system)?.vip);
-                self.net
-                    .router()
-                    .replace_route(&Route::to(vip).via(edge.v4()))?;
-                continue;
-            }
-            kube_proxy::prepare(edge)?;
-            for (number, node) in self.nodes(system).iter().enumerate() {
-                let to = Cidr::host(routed(number)?);
-                let router = self.net.router();
-                router.replace_route(&Route::to(to).via(edge.v4()))?;
-                edge.namespace()
-                    .replace_route(&Route::to(to).via(node.v4()))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn start_responders(&mut self) -> Result<()> {
-        let mut responders = Vec::new();
-        for (place, node) in self.net.nodes().iter().enumerate() {
-            let (has_agent, number) = (place < BACKENDS, place % BACKENDS);
-            let mut addresses = vec![SocketAddr::new(node.v4(), PORT)];
-            if has_agent {
-                let dsr = [System::OursIpip, System::OursL2dsr];
-                for &system in self.systems.iter().filter(|one| dsr.contains(one)) {
-                    let listing = self.listing(system)?;
-                    node.add_vip(listing.vip)?;
-                    addresses.extend(listing.tried());
-                }
-            } else if self.systems.contains(&System::Routing) {
-                node.add_vip(routed(number)?)?;
-                addresses.push(SocketAddr::new(routed(number)?.into(), PORT));
-            }
-            let (number, backends) = (u16::try_from(number)?, &self.backends);
-            let (marks, arrivals) = (backends.marks, &backends.arrivals);
-            let responder = Responder::start(node, &addresses, number, marks, arrivals)?;
-            responders.push(responder);
-        }
-        self._responders = responders;
-        Ok(())
-    }
-
-    fn start_agents(&mut self) -> Result<()> {
-        let ours = self.systems.iter().filter(|system| system.is_ours());
-        let ours: Vec<System> = ours.copied().collect();
-        let nodes = self.nodes(ours[0]);
-        let edges = ours.iter().map(|&system| self.edge(system));
-        let edges: Vec<&Machine> = edges.collect::<Result<_>>()?;
-        let addresses: Vec<IpAddr> = edges.iter().map(|edge| edge.v4()).collect();
-        let mut machines = Vec::new();
-        for node in nodes {
-            machines.push((node.namespace(), guideway::node(&addresses)));
-        }
-        for (&system, edge) in ours.iter().zip(&edges) {
-            let config = guideway::edge(system, &self.listing(system)?, nodes)?;
-            machines.push((edge.namespace(), config));
-        }
-        let mut agents = Vec::new();
-        for (machine, config) in &machines {
-            self.guideway.configure(machine, config)?;
-            agents.push(self.guideway.run(machine)?);
-        }
-        for ((machine, _), agent) in machines.iter().zip(&mut agents) {
-            self.guideway.wait_until_ready(machine, agent)?;
-        }
-        self._agents = agents;
-        Ok(())
-    }
-
-    fn start_kube_proxies(&mut self, show_progress: &(dyn Fn(&str) + Sync)) -> Result<()> {
-        let mut edges = Vec::new();
-        for &system in &self.systems {
-            if let Some(mode) = system.proxy_mode() {
-                edges.push((self.edge(system)?, mode, self.listing(system)?));
-            }
-        }
-        if !edges.is_empty() {
-            let nodes = self.nodes(System::KubeProxyNftables);
-            let cluster = Cluster::start(&edges, nodes, show_progress)?;
-            self._cluster = Some(cluster);
-        }
-        Ok(())
-    }
 }
 
-/// Returns the address of a backend that the system `routing` routes to it.
-fn routed(number: usize) -> Result<Ipv4Addr> {
-    Ok(vip_v4(FIRST_ROUTED + u8::try_from(number)?))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn flows_go_to_services_from_all_parts_of_the_list() {
-        let tried = |services| {
-            let vip = vip_v4(1);
-            let listing = Listing { vip, services };
-            let ports = listing
-                .tried()
-                .map(|service| service.port() - FIRST_SERVICE_PORT);
-            ports.collect::<Vec<u16>>()
-        };
-        assert_eq!(tried(1), [0]);
-        assert_eq!(tried(3), [0, 1, 2]);
-        let many = tried(10_000);
-        assert_eq!((many.len(), many[1], many[15]), (16, 625, 9_375));
+fn address_of(machine: &Machine, family: AddressFamily) -> IpAddr {
+    match family {
+        AddressFamily::Ipv4 => machine.v4(),
+        AddressFamily::Ipv6 => machine.v6(),
     }
 }

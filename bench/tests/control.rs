@@ -53,6 +53,14 @@ fn tables_follow_a_cluster_of_500_services_with_20_endpoints() {
     assert!(value("one heartbeat of a Node").is_finite(), "{report}");
     let (resident, peak) = (value("memory, resident"), value("memory, peak"));
     assert!(resident > LEAST_MIB && resident <= peak, "{report}");
+    assert!(value("guideway services, all rows") > 0.0, "{report}");
+    assert!(value("guideway backends, all rows") > 0.0, "{report}");
+    assert!(value("guideway backends, memory") > 1.0, "{report}");
+    let (p50, p99) = (
+        value("one change while backends is asked, p50"),
+        value("one change while backends is asked, p99"),
+    );
+    assert!(p50 > 0.0 && p50 <= p99, "{report}");
     let idle = value("CPU when nothing changes");
     assert!((0.0..=200.0).contains(&idle), "{report}");
 }

@@ -22,6 +22,7 @@ mod cluster;
 mod full_tables;
 mod handle;
 mod health_checks;
+mod machine_state;
 mod next_hops;
 mod path_mtus;
 mod periodic_work;

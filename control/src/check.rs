@@ -4,7 +4,7 @@
 //! serving. A WARN costs speed or deserves a look.
 
 pub(crate) mod cluster;
-mod finding;
+pub(crate) mod finding;
 mod interface;
 mod kernel;
 mod listeners;
@@ -32,11 +32,10 @@ use crate::{cli, commands};
 /// When the findings cannot be written.
 pub fn check(options: &cli::Check) -> Result<ExitCode> {
     let findings = findings(options);
-    commands::print(&if options.json {
-        commands::json(&findings, true)?
-    } else {
-        page(&findings)
-    })?;
+    match options.json {
+        true => commands::print(&commands::json(&findings, true)?)?,
+        false => commands::print_page(|to| page(&findings, to))?,
+    }
     let mut verdicts = findings.iter().map(|finding| finding.severity);
     Ok(if verdicts.any(|severity| severity == Severity::Fail) {
         ExitCode::FAILURE

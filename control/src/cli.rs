@@ -4,7 +4,7 @@ mod packets;
 mod show;
 
 use std::ffi::{OsStr, OsString};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -12,11 +12,11 @@ use clap_complete::Shell;
 use ipnet::IpNet;
 
 use self::packets::CAPTURE_FILTER;
-pub use self::packets::{Capture, Trace, Which};
+pub use self::packets::{Capture, Trace, Which, one_service};
 pub use self::show::{Agent, Drops, Flows, Format, Output, Rows, Show, Sort};
 use crate::config::{self, DEFAULT_PIN_DIR, DEFAULT_SERVICE};
 use crate::index::Options;
-use crate::kubernetes::client::DEFAULT_NAMESPACE;
+use crate::kubernetes::client::{DEFAULT_NAMESPACE, lease_namespace};
 
 /// Layer-4 load balancer in XDP: the agent, and the commands that show what it does
 #[derive(Debug, Parser)]
@@ -29,8 +29,8 @@ pub struct Cli {
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0  done; for `check`: nothing fails; for `cluster status`: no findings
-  1  it failed: no agent answers, the dataplane cannot be set up, `check` found a FAIL, `cluster status` has findings, `cluster bundle` got nothing
+  0  done; for `check` and `cluster test`: nothing fails; for `cluster status`: no findings; for `cluster which`: one edge announces the address
+  1  it failed: no agent answers, the dataplane cannot be set up, `check` or `cluster test` found a FAIL, `cluster status` has findings, `cluster which` found no edge or several, `cluster bundle` got nothing
   2  the command line or the configuration is wrong
 
 Environment:
@@ -136,6 +136,19 @@ pub enum Cluster {
     /// Agents and controllers are asked for their page `/status`: pods by way of the API server's proxy, edges outside
     /// the cluster straight from here. The exit code is 1 if there is anything to tell below FINDINGS.
     Status(ClusterStatus),
+    /// Try whether Services work, edge by edge
+    ///
+    /// Each edge is asked whether it serves each port of each Service, or of the one named, and connections are opened from
+    /// here to the TCP ports. Run it where clients are. Each FAIL has its remedy, and the exit code is 1 if there is one.
+    ///
+    /// If the cluster has a Ready Node and no SERVICE is named, a Deployment and a Service named guideway-test-NUMBER are
+    /// made, tried and removed; no other Service is tried. They are removed after SIGINT and SIGTERM too.
+    Test(ClusterTest),
+    /// Say which edge announces an address
+    ///
+    /// Every agent is asked, as by `cluster status`. The exit code is 1 unless exactly one announces it. While an address
+    /// moves, none or two do for a moment.
+    Which(ClusterWhich),
     /// Write a tar file to attach to a bug report: status, settings, metrics, tables, logs and objects
     ///
     /// It has what `cluster status` shows, the pages and logs of each agent and controller, and the Services,
@@ -148,6 +161,53 @@ pub enum Cluster {
 /// Options of `cluster status`.
 #[derive(Debug, Args)]
 pub struct ClusterStatus {
+    /// Where the agents and controllers are.
+    #[command(flatten)]
+    pub at: ClusterScope,
+    /// How to print it.
+    #[command(flatten)]
+    pub format: Format,
+}
+
+/// Options of `cluster test`.
+#[derive(Debug, Args)]
+pub struct ClusterTest {
+    /// Only this Service, by its name or address as for `services`
+    #[arg(value_name = "SERVICE")]
+    pub tried: Option<String>,
+    /// Make nothing: try all Services that there are
+    #[arg(long)]
+    pub existing: bool,
+    /// Open no connections from here
+    #[arg(long)]
+    pub no_requests: bool,
+    /// Namespace of the Deployment and the Service that are made
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    pub test_namespace: String,
+    /// Image of a web server that listens at port 80
+    #[arg(long, value_name = "IMAGE", default_value = "nginx")]
+    pub image: String,
+    /// The spec.loadBalancerClass of the Service that is made
+    #[arg(long, value_name = "CLASS", default_value = Options::DEFAULT_CLASS)]
+    pub load_balancer_class: String,
+    /// How long the Service that is made may take to work
+    #[arg(long, value_name = "SECONDS", default_value_t = 120,
+          value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub timeout: u32,
+    /// Where the agents and controllers are.
+    #[command(flatten)]
+    pub at: ClusterScope,
+    /// How to print it.
+    #[command(flatten)]
+    pub format: Format,
+}
+
+/// Options of `cluster which`.
+#[derive(Debug, Args)]
+pub struct ClusterWhich {
+    /// The address
+    #[arg(long, value_name = "ADDRESS")]
+    pub address: IpAddr,
     /// Where the agents and controllers are.
     #[command(flatten)]
     pub at: ClusterScope,
@@ -190,8 +250,7 @@ pub struct ClusterScope {
 impl ClusterScope {
     /// Returns the namespace of the edges' Leases.
     pub(crate) fn lease_namespace(&self) -> String {
-        let given = self.lease_namespace.clone();
-        given.unwrap_or_else(|| format!("{}-edges", self.service))
+        lease_namespace(self.lease_namespace.clone(), &self.service)
     }
 }
 
@@ -232,6 +291,9 @@ pub struct Controller {
     /// Headless Service whose EndpointSlices list the edges outside the cluster. Same as the agents' kubernetes.service
     #[arg(long, value_name = "NAME", default_value = DEFAULT_SERVICE)]
     pub service: String,
+    /// Namespace of the edges' Leases, which say who announces which address [default: the Service's name with -edges behind it]
+    #[arg(long, value_name = "NAME")]
+    pub lease_namespace: Option<String>,
     /// Networks in which agents serve spec.externalIPs. Same as the agents' kubernetes.external_ips
     #[arg(long, value_name = "NET", value_delimiter = ',', value_parser = network)]
     pub external_ips: Vec<IpNet>,

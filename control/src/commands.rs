@@ -2,11 +2,12 @@
 
 pub mod capture;
 pub mod drain;
+mod output;
 pub mod sample;
 pub mod show;
 
 use std::borrow::Cow;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -17,6 +18,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Serialize;
 
+use self::output::formatted;
+pub(crate) use self::output::width_of;
+pub use self::output::{is_closed_pipe, json, print, print_page};
 use self::sample::{Answer, Counted};
 use self::show::Columns;
 use crate::api::client::{self, AskError, ask};
@@ -26,6 +30,7 @@ use crate::api::{
 };
 use crate::cli::{self, Format, LogLevel, Output};
 use crate::desired::ServiceKey;
+use crate::render::Page;
 use fastpath::pins::Pins;
 
 /// Time between the two samples of a rate.
@@ -46,9 +51,9 @@ struct Stamped<'a, T> {
 pub fn show<T: Answer>(
     options: &cli::Show,
     request: &Request,
-    page: impl Fn(&T) -> String,
+    page: impl Fn(&T, &mut Page),
 ) -> Result<()> {
-    let page = |answer: Cow<'_, T>| page(&answer);
+    let page = |answer: Cow<'_, T>, to: &mut Page| page(&answer, to);
     show_sampled(options, request, false, |_| {}, page)
 }
 
@@ -60,7 +65,7 @@ pub fn show<T: Answer>(
 pub fn show_rows<R: Counted>(
     options: &cli::Rows,
     request: &Request,
-    page: impl Fn(Cow<'_, [R]>, Columns) -> String,
+    page: impl Fn(Cow<'_, [R]>, Columns, &mut Page),
 ) -> Result<()> {
     let columns = Columns {
         is_wide: options.show.format.output() == Output::Wide,
@@ -75,9 +80,9 @@ pub fn show_rows<R: Counted>(
         clippy::owned_cow,
         reason = "the answer is a Vec, whose rows the page is to free"
     )]
-    let page = |rows: Cow<'_, Vec<R>>| match rows {
-        Cow::Owned(rows) => page(rows.into(), columns),
-        Cow::Borrowed(rows) => page(rows.into(), columns),
+    let page = |rows: Cow<'_, Vec<R>>, to: &mut Page| match rows {
+        Cow::Owned(rows) => page(rows.into(), columns, to),
+        Cow::Borrowed(rows) => page(rows.into(), columns, to),
     };
     show_sampled(&options.show, request, options.needs_rates(), arrange, page)
 }
@@ -87,7 +92,7 @@ fn show_sampled<T: Answer>(
     request: &Request,
     needs_rates: bool,
     arrange: impl Fn(&mut T),
-    page: impl Fn(Cow<'_, T>) -> String,
+    page: impl Fn(Cow<'_, T>, &mut Page),
 ) -> Result<()> {
     let socket = options.agent.socket()?;
     let output = options.format.output();
@@ -107,9 +112,9 @@ fn show_sampled<T: Answer>(
             match options.watch {
                 // A page frees the rows of an answer that it owns while it formats them.
                 None if matches!(output, Output::Table | Output::Wide) => {
-                    return print(&page(Cow::Owned(answer)));
+                    return print_page(|to| page(Cow::Owned(answer), to));
                 }
-                None => return print(&written(&answer, output, |_| String::new())?),
+                None => return print(&written(&answer, output, |_, _| {})?),
                 Some(seconds) => print(&watched(&answer, output, seconds, &page)?)?,
             }
         }
@@ -122,10 +127,10 @@ fn show_sampled<T: Answer>(
 pub(crate) fn written<T: Serialize>(
     answer: &T,
     output: Output,
-    page: impl Fn(&T) -> String,
+    page: impl Fn(&T, &mut Page),
 ) -> Result<String> {
     match output {
-        Output::Table | Output::Wide => Ok(page(answer)),
+        Output::Table | Output::Wide => Ok(formatted(|to| page(answer, to))),
         Output::Json => json(answer, true),
         Output::Yaml => Ok(serde_saphyr::to_string(answer)?),
     }
@@ -136,14 +141,17 @@ fn watched<T: Serialize + Clone>(
     answer: &T,
     output: Output,
     seconds: u32,
-    page: impl Fn(Cow<'_, T>) -> String,
+    page: impl Fn(Cow<'_, T>, &mut Page),
 ) -> Result<String> {
     let stamped = Stamped {
         timestamp: Timestamp::now().to_string(),
         answer,
     };
     match output {
-        Output::Table | Output::Wide => Ok(screen(seconds, &page(Cow::Borrowed(answer)))),
+        Output::Table | Output::Wide => {
+            let page = formatted(|to| page(Cow::Borrowed(answer), to));
+            Ok(screen(seconds, &page))
+        }
         Output::Json => json(&stamped, false),
         Output::Yaml => Ok(format!("---\n{}", serde_saphyr::to_string(&stamped)?)),
     }
@@ -170,8 +178,9 @@ pub fn which(options: &cli::Which) -> Result<()> {
     let (Some(service), Some(from)) = (&options.service, options.from) else {
         return which_address(&socket, options);
     };
+    let service = resolve(&socket, service, options.namespace.as_ref(), Some(from))?;
     let request = Request::Which(WhichRequest {
-        service: resolve(&socket, service, from)?,
+        service: service.to_string(),
         from: from.to_string(),
     });
     let which: Which = ask(&socket, &request)?;
@@ -208,10 +217,12 @@ fn which_address(socket: &Path, options: &cli::Which) -> Result<()> {
 /// When the agent does not answer, or the frame cannot be read.
 pub fn trace(options: &cli::Trace) -> Result<()> {
     let socket = options.agent.socket()?;
-    let service = options.service.as_deref().zip(options.from);
-    let service = service.map(|(service, from)| resolve(&socket, service, from));
+    let service = options
+        .service
+        .as_ref()
+        .map(|service| resolve(&socket, service, options.namespace.as_ref(), options.from));
     let request = Request::Trace(TraceRequest {
-        service: service.transpose()?,
+        service: service.transpose()?.map(|service| service.to_string()),
         from: options.from.map(|from| from.to_string()),
         frame: options.hex.clone(),
         interface: options.interface.clone(),
@@ -220,30 +231,39 @@ pub fn trace(options: &cli::Trace) -> Result<()> {
     print_answer(&trace, options.format, show::trace)
 }
 
-/// Returns the key of the only service with a name in the client's address family.
-fn resolve(socket: &Path, service: &str, from: SocketAddr) -> Result<String> {
-    if service.parse::<ServiceKey>().is_ok() {
-        return Ok(service.to_owned());
+/// Returns the key of the only service with a name, in the client's address family if there is a client.
+fn resolve(
+    socket: &Path,
+    service: &str,
+    namespace: Option<&String>,
+    from: Option<SocketAddr>,
+) -> Result<ServiceKey> {
+    if let (Ok(key), None) = (service.parse(), namespace) {
+        return Ok(key);
     }
     let filter = ServiceFilter {
         service: Some(service.to_owned()),
+        namespace: namespace.cloned(),
         ..ServiceFilter::default()
     };
     let rows: Vec<Service> = ask(socket, &Request::Services(filter))?;
-    let of_family = rows.iter().filter(|row| {
-        let key = row.service.parse::<ServiceKey>();
-        key.is_ok_and(|key| key.address.is_ipv4() == from.is_ipv4())
+    let keys = rows.iter().filter_map(|row| {
+        let key: ServiceKey = row.service.parse().ok()?;
+        Some((key, row.node_port))
     });
+    let of_family =
+        keys.filter(|(key, _)| from.is_none_or(|from| key.address.is_ipv4() == from.is_ipv4()));
     // The name of a Service stands for its own address. Its NodePorts count only if it has no address.
-    let (ports, own): (Vec<&Service>, Vec<&Service>) = of_family.partition(|row| row.node_port);
+    let (ports, own): (Vec<_>, Vec<_>) = of_family.partition(|(_, node_port)| *node_port);
     let found = if own.is_empty() { ports } else { own };
     match found.as_slice() {
-        [one] => Ok(one.service.clone()),
-        [] => bail!(
-            "no service {service} has an address of the client's family; `guideway services` lists all"
-        ),
+        [(one, _)] => Ok(*one),
+        [] => {
+            let lacks = from.map_or("is here", |_| "has an address of the client's family");
+            bail!("no service {service} {lacks}; `guideway services` lists all")
+        }
         several => {
-            let several: Vec<&str> = several.iter().map(|row| row.service.as_str()).collect();
+            let several: Vec<String> = several.iter().map(|(key, _)| key.to_string()).collect();
             bail!(
                 "{service} is served at several; name one of {}",
                 several.join(", ")
@@ -283,7 +303,7 @@ pub fn config(options: &cli::Settings) -> Result<()> {
         Output::Table | Output::Wide => Output::Yaml,
         other => other,
     };
-    print(&written(&settings, output, |_| String::new())?)
+    print(&written(&settings, output, |_, _| {})?)
 }
 
 /// Prints the version of this program and that of the running agent.
@@ -302,9 +322,10 @@ pub fn version(options: &cli::Settings) -> Result<()> {
         client: env!("CARGO_PKG_VERSION"),
         agent,
     };
-    print_answer(&versions, options.format, |versions| {
+    print_answer(&versions, options.format, |versions, page| {
+        page.line(&format!("client  {}", versions.client));
         let agent = versions.agent.as_deref().unwrap_or("none answers");
-        format!("client  {}\nagent   {agent}\n", versions.client)
+        page.line(&format!("agent   {agent}"));
     })
 }
 
@@ -353,39 +374,6 @@ fn detach_pins(pin_dir: &Path) -> Result<Detached> {
     Ok(Detached { interfaces })
 }
 
-fn print_answer<T: Serialize>(answer: &T, format: Format, page: fn(&T) -> String) -> Result<()> {
+fn print_answer<T: Serialize>(answer: &T, format: Format, page: fn(&T, &mut Page)) -> Result<()> {
     print(&written(answer, format.output(), page)?)
-}
-
-/// Formats a value as a JSON document, indented or on one line.
-///
-/// # Errors
-///
-/// When the value cannot be written as JSON.
-pub fn json<T: Serialize>(value: &T, pretty: bool) -> Result<String> {
-    let mut text = if pretty {
-        serde_json::to_string_pretty(value)?
-    } else {
-        serde_json::to_string(value)?
-    };
-    text.push('\n');
-    Ok(text)
-}
-
-/// Writes a text to standard output.
-///
-/// # Errors
-///
-/// When it cannot be written; see [`is_closed_pipe`].
-pub fn print(text: &str) -> Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .context("cannot write the output")
-}
-
-/// Returns whether an error only means that the reader of our output has closed the pipe.
-pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref());
-    causes.any(|cause: &io::Error| cause.kind() == io::ErrorKind::BrokenPipe)
 }

@@ -1,8 +1,9 @@
 //! Reads the YAML configuration file into a validated [`Config`], or reports every rule that it breaks.
 //!
-//! There are three steps. `raw` decodes the shape; serde refuses unknown fields. `validate` applies the rules
-//! that need only the file. [`host`] applies the rules that need the machine: the MTU of an interface, the
-//! machine's own addresses. Nothing here changes the dataplane, so an invalid file has no effect.
+//! There are four steps. `raw` decodes the shape; serde refuses unknown fields. `node_config` lays the settings of this
+//! machine over those for all. `validate` applies the rules that need only the file. [`host`] applies the rules that
+//! need the machine: the MTU of an interface, the machine's own addresses. Nothing here changes the dataplane, so an
+//! invalid file has no effect.
 //!
 //! The YAML library is serde-saphyr, for two reasons. It gives each *value* a line and a column (`Spanned`),
 //! not only each syntax error. And it limits aliases, depth and the number of nodes, which a hostile file could
@@ -12,6 +13,7 @@ pub mod effective;
 pub mod host;
 mod interfaces;
 mod listen;
+mod node_config;
 mod problem;
 mod raw;
 #[cfg(test)]
@@ -58,7 +60,7 @@ pub struct Config {
     pub desired: Desired,
     /// The entries under `interfaces`. What they stand for is in `desired`.
     pub(crate) interfaces: Vec<InterfaceEntry>,
-    /// Sizes of the kernel tables. Pinned tables keep their size.
+    /// Sizes of the kernel tables.
     pub tables: TableSizes,
     /// Path of the agent's unix socket.
     pub socket: PathBuf,
@@ -74,6 +76,8 @@ pub struct Config {
     pub(crate) health: HealthDefaults,
     /// How the Kubernetes API is used; `None` if the file itself lists the services.
     pub kubernetes: Option<Kubernetes>,
+    /// The entries of `node_config` that name this machine. Their settings are in the other fields.
+    pub(crate) node_config: Vec<String>,
     /// Positions of the values that the rules of [`host`] may reject.
     pub(crate) origins: Origins,
 }
@@ -278,7 +282,7 @@ pub fn parse(text: &str) -> Result<Config, Vec<Problem>> {
 }
 
 fn parse_for(text: &str, source: Source) -> Result<Config, Vec<Problem>> {
-    validate::validate(&shape(text)?, source)
+    node_config::validate(shape(text)?, source)
 }
 
 /// Returns the socket of the agent that runs with the file at `path`, even if other fields of the file are invalid.
@@ -292,7 +296,7 @@ pub fn socket(path: &Path) -> Result<PathBuf, ConfigError> {
         source,
     };
     let bytes = read(path).map_err(unreadable)?;
-    let file = shape(&String::from_utf8_lossy(&bytes));
+    let file = shape(&String::from_utf8_lossy(&bytes)).and_then(node_config::settings_here);
     let file = file.map_err(|problems| ConfigError::Invalid {
         path: path.to_owned(),
         problems,

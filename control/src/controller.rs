@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! watch (Services, pools, Nodes, EndpointSlices, Namespaces) -> convert -> planner -> allocate (pure) -> status -> API server
-//!                                                                             ^
-//!                                                      lease (who acts) ------+          seed (made once)
+//!       (Leases of edges) -> announcements (who announces what) --------------^
+//!                                        lease (who acts) --------------------+          seed (made once)
 //! ```
 //!
 //! Of several controllers one leads, by a Lease; only it writes. The others watch too, so that one of them can
@@ -20,6 +20,7 @@
 
 mod address_range;
 mod allocate;
+mod announcements;
 mod convert;
 pub mod crd;
 mod deletion;
@@ -127,6 +128,7 @@ async fn serve(options: &cli::Controller) -> Result<()> {
     let scope = reconcile::ControllerScope {
         namespace: namespace.clone(),
         service: options.service.clone(),
+        lease_namespace: client::lease_namespace(options.lease_namespace.clone(), &options.service),
         api_server,
         classes: Classes {
             class: options.load_balancer_class.clone(),

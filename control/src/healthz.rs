@@ -42,7 +42,19 @@ pub struct Reports {
     check_ports: watch::Sender<HealthCheckPorts>,
     problems: watch::Sender<Vec<Problem>>,
     problems_here: watch::Sender<Vec<Problem>>,
+    problems_of_all: watch::Sender<Vec<Problem>>,
     announced: watch::Sender<AnnouncedServices>,
+    machine_state: watch::Sender<Option<MachineState>>,
+}
+
+/// How this machine is, as an Event about its Node tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MachineState {
+    /// The Event's reason, in CamelCase.
+    pub(crate) reason: &'static str,
+    /// Whether a human should look.
+    pub(crate) is_warning: bool,
+    pub(crate) text: String,
 }
 
 /// Services whose addresses this machine announces, by `namespace/name`, each with these addresses.
@@ -56,7 +68,9 @@ impl Reports {
             check_ports: watch::Sender::default(),
             problems: watch::Sender::default(),
             problems_here: watch::Sender::default(),
+            problems_of_all: watch::Sender::default(),
             announced: watch::Sender::default(),
+            machine_state: watch::Sender::default(),
         }
     }
 
@@ -89,6 +103,16 @@ impl Reports {
         tell_if_new(&self.problems_here, problems);
     }
 
+    /// Replaces the problems that all agents see and the controller does not. `kubernetes::object_events` publishes them.
+    pub(crate) fn set_problems_of_all(&self, problems: Vec<Problem>) {
+        tell_if_new(&self.problems_of_all, problems);
+    }
+
+    /// Returns a receiver for the problems that all agents see and the controller does not.
+    pub(crate) fn follow_problems_of_all(&self) -> watch::Receiver<Vec<Problem>> {
+        self.problems_of_all.subscribe()
+    }
+
     /// Replaces the Services whose addresses are announced here. `kubernetes::events` publishes them.
     pub(crate) fn set_announced(&self, services: AnnouncedServices) {
         tell_if_new(&self.announced, services);
@@ -97,6 +121,16 @@ impl Reports {
     /// Returns a receiver for the Services whose addresses are announced here.
     pub(crate) fn follow_announced(&self) -> watch::Receiver<AnnouncedServices> {
         self.announced.subscribe()
+    }
+
+    /// Replaces how this machine is. `kubernetes::node_events` publishes it.
+    pub(crate) fn set_machine_state(&self, state: MachineState) {
+        tell_if_new(&self.machine_state, Some(state));
+    }
+
+    /// Returns a receiver for how this machine is; `None` until that is known.
+    pub(crate) fn follow_machine_state(&self) -> watch::Receiver<Option<MachineState>> {
+        self.machine_state.subscribe()
     }
 
     /// Returns a receiver for the problems that objects have on this machine alone.

@@ -19,6 +19,8 @@ mod follow;
 pub mod leases;
 pub(crate) mod list_watch;
 pub(crate) mod machine_tracker;
+mod node_events;
+mod object_events;
 pub(crate) mod request_errors;
 pub(crate) mod schema;
 mod update_pause;
@@ -151,8 +153,21 @@ impl Watchers {
                 started,
             );
             let (reports, request_errors) = (feed.reports().clone(), feed.request_errors().clone());
-            // Both run in one task: if one panics, the thread ends and the agent is told.
+            let (of_node, of_objects) = (node_name.clone(), node_name.clone());
+            // All run in one task: if one panics, the thread ends and the agent is told.
             tokio::join!(
+                node_events::publish(
+                    client.clone(),
+                    of_node,
+                    reports.clone(),
+                    request_errors.clone()
+                ),
+                object_events::publish(
+                    client.clone(),
+                    of_objects,
+                    reports.clone(),
+                    request_errors.clone()
+                ),
                 events::publish(client.clone(), node_name, reports, request_errors),
                 follow::follow(client, scope, objects, hash_seed, feed, changed),
             );

@@ -12,6 +12,7 @@ use control::api::{Backend, Reason, Request, Service};
 use control::cli::{Cli, Cluster, Command, Drops};
 use control::commands::capture::filter::FilterError;
 use control::config::ConfigError;
+use control::render::Page;
 use control::{check, cluster, commands, controller, run};
 
 /// Exit code for a wrong command line or configuration.
@@ -44,20 +45,26 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Status(options) => commands::show(&options, &Request::Status {}, show::status)?,
         Command::Services(options) => {
             let request = Request::Services(options.filter());
-            let page = |rows: Cow<'_, [Service]>, columns| show::services(rows, columns);
+            let page = |rows: Cow<'_, [Service]>, columns, to: &mut Page| {
+                show::services(rows, columns, to);
+            };
             commands::show_rows(&options, &request, page)?;
         }
         Command::Backends(options) => {
             let request = Request::Backends(options.filter());
-            let page = |rows: Cow<'_, [Backend]>, columns| show::backends(rows, columns);
+            let page = |rows: Cow<'_, [Backend]>, columns, to: &mut Page| {
+                show::backends(rows, columns, to);
+            };
             commands::show_rows(&options, &request, page)?;
         }
         Command::Drops(Drops {
             explain: Some(explanation),
             ..
-        }) => commands::print(&show::explained(&explanation))?,
+        }) => commands::print_page(|to| show::explained(&explanation, to))?,
         Command::Drops(options) => {
-            let page = |reasons: &Vec<Reason>| show::drops(reasons, options.all);
+            let page = |reasons: &Vec<Reason>, to: &mut Page| {
+                show::drops(reasons, options.all, to);
+            };
             commands::show(&options.show, &Request::Drops {}, page)?;
         }
         Command::Which(options) => commands::which(&options)?,
@@ -71,6 +78,8 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Version(options) => commands::version(&options)?,
         Command::Log(options) => commands::log(&options)?,
         Command::Cluster(Cluster::Status(options)) => return cluster::status(&options),
+        Command::Cluster(Cluster::Test(options)) => return cluster::test(&options),
+        Command::Cluster(Cluster::Which(options)) => return cluster::which(&options),
         Command::Cluster(Cluster::Bundle(options)) => return cluster::bundle(&options),
         Command::Completions { shell } => {
             let mut text = Vec::new();

@@ -126,7 +126,7 @@ explanations! {
             "A few are normal after connections end. The client begins anew by itself.";
         "flow_table_full": "no entry for a new flow";
             "The kernel gave a new flow no entry. A full table makes room by itself, so the table is small for the machine's number of CPUs.";
-            "A few do no harm: the client sends again. If they go on, raise `tables.flows`, then `guideway detach` and start the agent again.";
+            "A few do no harm: the client sends again. If they go on, raise `tables.flows` and restart the agent: flows go on.";
         "nat_unknown_flow": "NAT mode: unknown connection";
             "The packet continues a connection that this edge does not know. The connection idled too long, or came in by another edge before.";
             "A few are normal. If there are many after flows moved to another edge, use `ipip` or `l2dsr`, whose connections survive that.";
@@ -135,7 +135,7 @@ explanations! {
             "Widen `nat.ports`, add backends, or use `ipip` or `l2dsr` for the service.";
         "nat_table_full": "NAT mode: table is full";
             "The table of NAT flows is full; or the service has its share of it, and none of the service's flows gives way.";
-            "Raise `tables.nat_flows`, then `guideway detach` and start the agent again. `guideway status` shows the fill.";
+            "Raise `tables.nat_flows` and restart the agent: flows go on. `guideway status` shows the fill.";
         "stage_missing": "part of the program not there";
             "A later stage of the program was missing for a moment, as while the agent replaces the program.";
             "If it goes on for more than a minute, restart the agent and look at its log.";

@@ -1,12 +1,14 @@
 //! The binary without an agent: exit codes, messages, generated files.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use clap::CommandFactory;
 use control::cli::Cli;
 use lab::Process;
+use nix::pty::{Winsize, openpty};
 use serde_json::Value;
 
 const GUIDEWAY: &str = env!("CARGO_BIN_EXE_guideway");
@@ -210,6 +212,49 @@ fn reasons_are_explained_without_an_agent() {
         stderr(&unknown).contains("guideway drops --all"),
         "{unknown:?}"
     );
+}
+
+#[test]
+fn lines_fit_the_terminal_and_are_whole_without_one() {
+    let whole = guideway(&EXPLAIN).stdout;
+    let whole = String::from_utf8(whole).unwrap();
+    let widest = |page: &str| page.lines().map(|line| line.chars().count()).max().unwrap();
+    assert!(widest(&whole) > 120, "{whole}");
+    let words = |page: &str| {
+        page.split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    for (terminal, variable, fits) in [(80, "", 80), (120, "", 120), (120, "80", 80), (0, "", 80)] {
+        let page = on_terminal(terminal, variable);
+        assert!(widest(&page) <= fits, "{terminal} {variable}:\n{page}");
+        assert!(widest(&page) > fits / 2, "{terminal} {variable}:\n{page}");
+        assert_eq!(words(&page), words(&whole));
+    }
+}
+
+/// A page with long lines that needs no agent.
+const EXPLAIN: [&str; 3] = ["drops", "--explain", "encap_untrusted"];
+
+/// Prints [`EXPLAIN`] on a terminal of so many columns, which the environment may contradict.
+fn on_terminal(columns: u16, variable: &str) -> String {
+    let size = Winsize {
+        ws_row: 24,
+        ws_col: columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    let terminal = openpty(&size, None).expect("a terminal is made");
+    let mut command = Command::new(GUIDEWAY);
+    command.args(EXPLAIN).env("COLUMNS", variable);
+    let status = command.stdout(terminal.slave).status();
+    let status = status.expect("the binary was built");
+    assert!(status.success());
+    // With its last writer gone, a terminal gives what is in it, and then an error.
+    drop(command);
+    let mut page = Vec::new();
+    let _ = std::fs::File::from(terminal.master).read_to_end(&mut page);
+    String::from_utf8_lossy(&page).into_owned()
 }
 
 #[test]

@@ -5,12 +5,7 @@
 mod error;
 mod pinned;
 
-use std::{
-    collections::BTreeMap,
-    fs, io,
-    os::fd::AsFd as _,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, io, os::fd::AsFd as _, path::Path};
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
@@ -26,9 +21,10 @@ use xdp_prog::{
 };
 
 pub(crate) use self::error::explain;
+use self::pinned::Prepared;
 pub use self::{
     error::LoadError,
-    pinned::{KeptSize, MapLayout},
+    pinned::{MapLayout, Resized},
 };
 use crate::{
     clsact::OwnedFilter,
@@ -99,8 +95,8 @@ impl Loader {
         self
     }
 
-    /// Sets the number of entries of a map; a pinned map that is adopted keeps its own. For an array with a region
-    /// for each CPU, it is the number of a region.
+    /// Sets the number of entries of a map. If a pinned map has another, all maps are made anew. For an array with a
+    /// region for each CPU, it is the number of a region.
     #[must_use]
     pub fn max_entries(mut self, map: impl Into<String>, entries: u32) -> Self {
         self.max_entries.insert(map.into(), entries);
@@ -111,7 +107,7 @@ impl Loader {
     ///
     /// # Errors
     ///
-    /// Each error names the cause and the remedy. Maps that were pinned before stay unchanged; new pins are removed.
+    /// Each error names the cause and the remedy. Maps that were pinned before stay as they were; new pins are removed.
     pub fn load(&self) -> Result<Loaded, LoadError> {
         let kernel = facts::kernel();
         if kernel.is_too_old() {
@@ -150,27 +146,14 @@ impl Loader {
 
     fn load_on(&self, release: &str) -> Result<Loaded, LoadError> {
         let declared = self.declared_maps()?;
-        let kept_sizes = match &self.pins {
-            Some(pins) => {
-                pins.prepare()?;
-                self.check_pinned(pins, &declared)?
-            }
-            None => Vec::new(),
-        };
-        let pins = self.pins.iter();
-        let pins = pins.flat_map(|pins| declared.keys().map(|map| pins.map(map)));
-        let new: Vec<PathBuf> = pins.filter(|pin| !pin.exists()).collect();
+        let pins = self.pins.as_ref();
+        let prepared = pins.map(|pins| self.prepare(pins, &declared)).transpose()?;
         let ebpf = self.load_into_kernel(&declared, release);
-        let ebpf = ebpf.inspect_err(|_| {
-            for pin in new {
-                // If the pin was not made, there is nothing to remove.
-                _ = fs::remove_file(pin);
-            }
-        })?;
+        let ebpf = ebpf.inspect_err(|_| prepared.iter().for_each(Prepared::undo))?;
         Ok(Loaded {
             ebpf,
             pins: self.pins.clone(),
-            kept_sizes,
+            resized: prepared.map_or_else(Vec::new, |prepared| prepared.resized),
             unpinned_links: Vec::new(),
             unpinned_filters: Vec::new(),
         })
@@ -225,7 +208,7 @@ impl Loader {
 pub struct Loaded {
     ebpf: Ebpf,
     pins: Option<Pins>,
-    kept_sizes: Vec<KeptSize>,
+    resized: Vec<Resized>,
     unpinned_links: Vec<FdLink>,
     unpinned_filters: Vec<OwnedFilter>,
 }
@@ -249,10 +232,10 @@ impl Loaded {
         MapData::from_fd(fd.map_err(|error| failed(error.into()))?).map_err(failed)
     }
 
-    /// Lists the adopted maps that kept another size than the options ask for.
+    /// Lists the maps whose other size is why no pinned map was adopted. The pinned ones are set aside.
     #[must_use]
-    pub fn kept_sizes(&self) -> &[KeptSize] {
-        &self.kept_sizes
+    pub fn resized(&self) -> &[Resized] {
+        &self.resized
     }
 
     /// Returns the XDP program.

@@ -6,17 +6,20 @@
 //!                                  /trace-<tracepoint>
 //!                         /links/xdp-<interface>
 //!                               /egress-<device>
+//!       /v<layout version>-<number>/...
 //! ```
 //!
-//! The version is that of the table layouts, so a changed layout never meets an old map. [`attach`](crate::attach)
-//! adopts a link that it finds under another version. So traffic meets either the old program with the old tables, or
-//! the new one with the new tables.
+//! The version is that of the table layouts, so a changed layout never meets an old map. If tables get other sizes, the
+//! directory is set aside: it gets a number, and new maps take its place. [`attach`](crate::attach) adopts a link that
+//! it finds in another directory. So traffic meets either the old program with the old tables, or the new one with the
+//! new tables.
 //!
 //! Without tcx, the egress program is in a filter, which needs no pin: the kernel keeps the filter, and the next
 //! agent finds it on the device.
 
 mod error;
 mod links;
+mod versions;
 
 use std::{
     fs, io,
@@ -28,6 +31,7 @@ use xdp_prog::abi;
 
 pub use self::error::PinError;
 pub(crate) use self::links::{Hook, open_link, read_link};
+use self::versions::remove_version;
 use crate::{
     clsact,
     facts::{self, Bpffs, Interface},
@@ -106,39 +110,6 @@ impl Pins {
     /// Fails if there is no such pin, or if it may not be opened.
     pub fn open_map(&self, name: &str) -> Result<MapData, PinError> {
         open_map(self.maps(), name)
-    }
-
-    /// Opens maps of each other layout version whose programs are still attached. A version with a map that cannot be
-    /// opened, or does not exist, is left out.
-    ///
-    /// # Errors
-    ///
-    /// Fails if a directory cannot be read.
-    pub fn open_maps_in_force<const N: usize>(
-        &self,
-        names: [&str; N],
-    ) -> Result<Vec<[MapData; N]>, PinError> {
-        let mut found = Vec::new();
-        for version in self.other_versions()? {
-            found.extend(maps_in_force(&version, names)?.and_then(Result::ok));
-        }
-        Ok(found)
-    }
-
-    /// Opens maps of one other layout version; `None` unless its programs are still attached.
-    ///
-    /// # Errors
-    ///
-    /// Fails if a directory cannot be read, or if a map cannot be opened.
-    pub(crate) fn open_maps_of<const N: usize>(
-        &self,
-        version: u32,
-        names: [&str; N],
-    ) -> Result<Option<[MapData; N]>, PinError> {
-        if version == self.version {
-            return Ok(None);
-        }
-        maps_in_force(&self.root.join(format!("v{version}")), names)?.transpose()
     }
 
     /// Lists the interfaces with a pinned XDP link, of any layout version.
@@ -224,32 +195,6 @@ impl Pins {
         Ok(sorted(interfaces))
     }
 
-    /// Lists the directories of the other layout versions that have pins.
-    ///
-    /// # Errors
-    ///
-    /// Fails if a directory cannot be read.
-    pub fn other_versions(&self) -> Result<Vec<PathBuf>, PinError> {
-        let own = self.directory();
-        let mut others = self.versions()?;
-        others.retain(|version| *version != own);
-        Ok(others)
-    }
-
-    /// Removes the pins of other layout versions that have no link left.
-    ///
-    /// # Errors
-    ///
-    /// Fails if something cannot be removed.
-    pub fn remove_other_versions(&self) -> Result<(), PinError> {
-        for version in self.other_versions()? {
-            if entries(&version.join("links"))?.is_empty() {
-                remove_version(&version)?;
-            }
-        }
-        Ok(())
-    }
-
     pub(crate) fn prepare(&self) -> Result<(), PinError> {
         match facts::bpffs(&self.root) {
             Ok(Bpffs::Mounted) => {}
@@ -284,33 +229,6 @@ impl Pins {
     fn links(&self) -> PathBuf {
         self.directory().join("links")
     }
-
-    fn versions(&self) -> Result<Vec<PathBuf>, PinError> {
-        let is_version = |path: &PathBuf| {
-            path.file_name()
-                .and_then(|name| name.to_str()?.strip_prefix('v')?.parse::<u32>().ok())
-                .is_some()
-        };
-        Ok(entries(&self.root)?
-            .into_iter()
-            .filter(is_version)
-            .collect())
-    }
-}
-
-/// Opens maps of a version; `None` if none of its programs is attached.
-fn maps_in_force<const N: usize>(
-    version: &Path,
-    names: [&str; N],
-) -> Result<Option<Result<[MapData; N], PinError>>, PinError> {
-    if entries(&version.join("links"))?.is_empty() {
-        return Ok(None);
-    }
-    let maps = names.map(|name| open_map(version.join("maps"), name));
-    let maps: Result<Vec<MapData>, PinError> = maps.into_iter().collect();
-    Ok(Some(maps.map(|maps| {
-        <[MapData; N]>::try_from(maps).expect("there is one map for each name")
-    })))
 }
 
 fn open_map(directory: PathBuf, name: &str) -> Result<MapData, PinError> {
@@ -373,19 +291,6 @@ fn sorted(mut names: Vec<String>) -> Vec<String> {
     names.sort();
     names.dedup();
     names
-}
-
-fn remove_version(version: &Path) -> Result<(), PinError> {
-    for kind in ["maps", "programs"] {
-        for pin in entries(&version.join(kind))? {
-            unpin(&pin)?;
-        }
-    }
-    for kind in ["maps", "programs", "links"] {
-        remove_directory(&version.join(kind))?;
-    }
-    remove_directory(version)?;
-    Ok(())
 }
 
 fn remove_directory(path: &Path) -> Result<(), PinError> {

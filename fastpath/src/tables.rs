@@ -36,7 +36,8 @@ pub use self::{
     error::TableError,
     explain::{ChosenBackend, Explanation, Outcome, Trace, TraceStep, Translated},
     flows::KnownFlow,
-    inherit::{FormerFlows, FormerFlowsError, InheritedFlows},
+    in_use::in_use_beyond,
+    inherit::{FormerTables, FormerTablesError, InheritedFlows},
     probes::{MAX_PROBES, ProbeSpec, probe_mark},
     reader::TableReader,
     types::{
@@ -76,6 +77,7 @@ mod flows;
 mod gate;
 mod grace;
 mod ids;
+mod in_use;
 mod index;
 mod inherit;
 mod layout;

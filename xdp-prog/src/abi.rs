@@ -303,8 +303,11 @@ pub struct Config {
     pub nat_port: u16,
     /// Number of source ports of NAT mode; 0 if the mode is not in use.
     pub nat_ports: u16,
+    /// As `nat_ports`, while no service has one of these ports; else 0. Programs look for no service of a packet to
+    /// one of them.
+    pub nat_only_ports: u16,
     /// Always zero.
-    pub reserved: u32,
+    pub reserved: u16,
     /// Outer IPv4 source if the next hop has none, in the first four bytes; all zero for none.
     pub source_v4: [u8; 16],
     /// Secret of this machine that finds notes of deliveries; all zero until the tables are first opened.
@@ -315,6 +318,14 @@ pub struct Config {
     pub nat_v4: [u8; 16],
     /// IPv6 source of NAT mode; all zero for the outer source.
     pub nat_v6: [u8; 16],
+}
+
+impl Config {
+    /// Tells whether a port, in wire order, is one of the first `ports` of NAT mode.
+    #[inline(always)]
+    pub const fn is_nat_port(&self, port: [u8; 2], ports: u16) -> bool {
+        u16::from_be_bytes(port).wrapping_sub(self.nat_port) < ports
+    }
 }
 
 /// [`Config::flags`]: this machine has pods and takes the node role for packets of edges.

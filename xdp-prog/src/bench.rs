@@ -3,6 +3,11 @@
 //! The programs are a generator, a sink, and yardsticks for the `guideway` program; the `bench` crate explains the
 //! method.
 
+mod numbered;
+
+pub use numbered::{
+    Counted, DISTINCT_FLOWS, NEW_FLOW, NUMBER_LENGTH, NUMBERED_LENGTH, Numbered, Pace,
+};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Names of the programs in the bench's object.
@@ -27,6 +32,12 @@ pub mod program {
     pub const GENERATE_PATTERN: &str = "generate_pattern";
     /// Sends the frames of a list in turn, at the rate of a schedule.
     pub const GENERATE_LIST: &str = "generate_list";
+    /// Sends numbered frames to many flows.
+    pub const GENERATE_NUMBERED: &str = "generate_numbered";
+    /// Counts numbered frames and frees them; hands all others to the stack.
+    pub const SINK_NUMBERED: &str = "sink_numbered";
+    /// Does the same as a TC program.
+    pub const SINK_NUMBERED_SKB: &str = "sink_numbered_skb";
     /// Hands each frame to the stack untouched.
     pub const PASS: &str = "pass";
     /// Hands each packet on to the next TC program.
@@ -51,6 +62,14 @@ pub mod map {
     pub const LIST: &str = "LIST";
     /// Array of one [`super::Schedule`].
     pub const SCHEDULE: &str = "SCHEDULE";
+    /// Array of [`super::Numbered`]: for each Service, each of the sizes in turn. The loader sets its length.
+    pub const NUMBERED: &str = "NUMBERED";
+    /// Array of flows in the order of their frames, as `u32`. The loader sets its length.
+    pub const FLOWS: &str = "FLOWS";
+    /// Array of one [`super::Pace`].
+    pub const PACE: &str = "PACE";
+    /// Array of one [`super::Counted`].
+    pub const COUNTED: &str = "COUNTED";
     /// Array of one [`super::OuterTemplate`].
     pub const OUTER: &str = "OUTER";
     /// Array of one [`crate::abi::Traffic`]: frames and their bytes; the sink runs on one CPU.

@@ -124,7 +124,7 @@ impl Sum {
     /// Adds the sum of data that begins at an even offset.
     #[inline(always)]
     pub const fn add_sum(self, other: Self) -> Self {
-        self.add_u16(other.fold())
+        Self(self.0 + other.0)
     }
 
     /// Returns the 16-bit one's complement sum.

@@ -117,11 +117,11 @@ fn carry_out<F: FrameMut + FrameSum, T: World>(
         },
         Verdict::Translate(translate) => match rewrite::nat::translate(frame, &translate) {
             Ok(()) => {
-                match translate.by.backend {
+                match translate.service {
                     0 => tables.count_reason(ToClientReason::NatReply.index()),
-                    backend => {
-                        let service = tables.handed_over().service;
-                        tables.count_forward(service, backend, translate.length as u64);
+                    service => {
+                        let length = translate.length as u64;
+                        tables.count_forward(service, translate.by.backend, length);
                     }
                 }
                 return transmit_or_redirect(translate.by.ifindex, ingress);
@@ -265,12 +265,9 @@ fn translate_error<F: FrameMut + FrameSum, T: World>(
 ) -> Result<Action, DropReason> {
     rewrite::nat::translate_error(frame, error)?;
     let by = error.error.by;
-    match by.backend {
+    match error.error.service {
         0 => tables.count_reason(ToClientReason::NatError.index()),
-        backend => {
-            let service = tables.handed_over().service;
-            tables.count_forward(service, backend, error.error.length as u64);
-        }
+        service => tables.count_forward(service, by.backend, error.error.length as u64),
     }
     Ok(transmit_or_redirect(by.ifindex, ingress))
 }

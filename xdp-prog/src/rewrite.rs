@@ -236,7 +236,8 @@ pub fn deliver<F: FrameMut>(
     client_at_pod: ClientAtPod,
 ) -> Result<(), DropReason> {
     if let Some(decap) = &delivery.decap {
-        decap::mend_inner(frame, decap)?;
+        // Whoever made the delivery has parsed the inner packet.
+        decap::merge_classes(frame, decap)?;
     }
     let difference = match delivery.family {
         Family::V4 => translate_v4(frame, delivery, client_at_pod.seen_by_pod)?,

@@ -84,13 +84,12 @@ impl Outer {
     /// Returns the length of the header in bytes.
     #[inline(always)]
     pub const fn length(self) -> usize {
-        match self {
-            Self::None => 0,
-            Self::V4 => Ipv4::LENGTH,
-            Self::V6 => Ipv6::LENGTH,
-        }
+        // A product, because the compiler would make branches of a choice.
+        self as usize * Ipv4::LENGTH
     }
 }
+
+const _: () = assert!(Outer::None.length() == 0 && Outer::V6.length() == Ipv6::LENGTH);
 
 /// An encapsulated packet from a trusted edge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

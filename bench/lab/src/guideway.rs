@@ -14,7 +14,7 @@ use crate::{Error, Namespace, Process, Result, output, wait_for};
 const CONFIG: &str = "guideway.yaml";
 const SOCKET: &str = "guideway.sock";
 /// Long, because the kernel verifies programs of some hundred thousand steps, which a busy machine delays.
-const READY_TIMEOUT: Duration = Duration::from_secs(120);
+const READY_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The `guideway` program.
 #[derive(Debug, Clone)]

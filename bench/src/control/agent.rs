@@ -2,6 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
+    process::Command,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -102,6 +103,11 @@ impl<'machine> Agent<'machine> {
             tables: between(listed, full),
             total: between(self.started, full),
         })
+    }
+
+    /// Prepares a command that asks it.
+    pub(super) fn command(&self, command: &str) -> Command {
+        self.guideway.command(self.machine, &[command])
     }
 
     pub(super) fn cpu_time(&self) -> Result<Duration> {

@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use anyhow::Result;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use xdp_prog::{
     bench::{OuterTemplate, TEMPLATE_LENGTH, Template, client},
@@ -56,7 +58,7 @@ impl Family {
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
     /// Returns the length of this family's header, in bytes.
-    pub(super) const fn header_length(self) -> usize {
+    pub(crate) const fn header_length(self) -> usize {
         match self {
             Self::V4 => Ipv4::LENGTH,
             Self::V6 => Ipv6::LENGTH,
@@ -65,7 +67,9 @@ impl Family {
 }
 
 /// Transport protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
     /// UDP.
@@ -79,7 +83,7 @@ impl Protocol {
     pub const ALL: [Self; 2] = [Self::Udp, Self::Tcp];
 
     /// Returns the IP protocol number.
-    pub(super) const fn number(self) -> u8 {
+    pub(crate) const fn number(self) -> u8 {
         match self {
             Self::Udp => protocol::UDP,
             Self::Tcp => protocol::TCP,
@@ -157,7 +161,7 @@ const fn node_v6(index: u8) -> Ipv6Addr {
     Ipv6Addr::new(0x2001, 0xdb8, 3, 0, 0, 0, 0, index as u16 + 1)
 }
 
-pub(super) fn ethernet_header(macs: [u8; 12], family: Family) -> Vec<u8> {
+pub(crate) fn ethernet_header(macs: [u8; 12], family: Family) -> Vec<u8> {
     let header = Ethernet {
         macs,
         ether_type: match family {
@@ -168,7 +172,7 @@ pub(super) fn ethernet_header(macs: [u8; 12], family: Family) -> Vec<u8> {
     header.as_bytes().to_vec()
 }
 
-pub(super) fn ipv4_header(
+pub(crate) fn ipv4_header(
     protocol: u8,
     length: usize,
     source: Ipv4Addr,
@@ -189,7 +193,7 @@ pub(super) fn ipv4_header(
     header.as_bytes().to_vec()
 }
 
-pub(super) fn ipv6_header(
+pub(crate) fn ipv6_header(
     protocol: u8,
     payload: usize,
     source: Ipv6Addr,
@@ -206,7 +210,7 @@ pub(super) fn ipv6_header(
     header.as_bytes().to_vec()
 }
 
-pub(super) fn transport(protocol: Protocol, source: u16, destination: u16) -> Vec<u8> {
+pub(crate) fn transport(protocol: Protocol, source: u16, destination: u16) -> Vec<u8> {
     let ports = Ports {
         source: source.to_be_bytes(),
         destination: destination.to_be_bytes(),
@@ -230,10 +234,19 @@ pub(super) fn transport(protocol: Protocol, source: u16, destination: u16) -> Ve
     }
 }
 
-pub(super) fn length_field(length: usize) -> [u8; 2] {
+pub(crate) fn length_field(length: usize) -> [u8; 2] {
     u16::try_from(length)
-        .expect("the bench's packets are shorter than 128 bytes")
+        .expect("the bench's packets are shorter than 64 KiB")
         .to_be_bytes()
+}
+
+/// Returns the kernel's `xdp_md`: the position of the frame, and the device that it seems to have arrived on.
+pub(crate) fn context_of(length: usize, ingress: u32) -> Result<Vec<u8>> {
+    let (data, end, meta, queue, egress) = (0, u32::try_from(length)?, 0, 0, 0);
+    Ok([data, end, meta, ingress, queue, egress]
+        .iter()
+        .flat_map(|field: &u32| field.to_ne_bytes())
+        .collect())
 }
 
 #[cfg(test)]

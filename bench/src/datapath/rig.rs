@@ -45,7 +45,7 @@ use xdp_prog::{
 
 use super::{
     Case, Order, Stream, System,
-    frames::{self, Family, PORT, Protocol, VIP_V4, VIP_V6},
+    frames::{self, Family, PORT, Protocol, VIP_V4, VIP_V6, context_of},
     paths,
     tables::{self, KNOWN_FLOWS},
 };
@@ -418,15 +418,6 @@ impl Rig {
         }
         Ok(())
     }
-}
-
-/// Returns the kernel's `xdp_md`: the position of the frame, and the device that it seems to have arrived on.
-fn context_of(length: usize, ingress: u32) -> Result<Vec<u8>> {
-    let (data, end, meta, queue, egress) = (0, u32::try_from(length)?, 0, 0, 0);
-    Ok([data, end, meta, ingress, queue, egress]
-        .iter()
-        .flat_map(|field: &u32| field.to_ne_bytes())
-        .collect())
 }
 
 /// Adds the service of the plain path to the yardstick's hash maps.

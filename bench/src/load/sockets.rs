@@ -20,8 +20,11 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-use super::{Arrivals, Sent};
-use crate::probe::{Arrival, Key, Ledger, PROBE_LENGTH, Tally};
+use super::{Arrivals, Asked, Sent, Trial, due_times};
+use crate::{
+    probe::{Arrival, Key, Ledger, PROBE_LENGTH},
+    scenario::Load,
+};
 
 /// How long answers are awaited after the last request.
 const GRACE: Duration = Duration::from_millis(300);
@@ -36,9 +39,6 @@ const RUN_UP: Duration = Duration::from_millis(20);
 pub const OVERHEAD: Duration = RUN_UP.saturating_add(GRACE);
 /// Longer than any frame that is sent.
 const BUFFER: usize = 2048;
-/// Ethernet, IPv4 and UDP headers, and the FCS.
-const FRAMING: usize = 14 + 20 + 8 + 4;
-
 /// A flow: its socket, and the backend that must answer.
 #[derive(Debug)]
 pub struct Flow {
@@ -59,20 +59,36 @@ pub struct Backends {
     pub arrivals: Arrivals,
 }
 
-/// What a trial gave.
-#[derive(Debug)]
-pub struct Trial {
-    /// `CLOCK_MONOTONIC` at the beginning of the schedule, in nanoseconds.
-    pub start: u64,
-    /// The requests that were sent, in order.
-    pub sent: Vec<Sent>,
-    /// What became of the probes.
-    pub tally: Tally,
-    /// Answers by backend.
-    pub shares: Vec<u64>,
-    /// The backend of each flow's latest answer.
-    pub answered_by: Vec<Option<u16>>,
+/// The requests of a trial.
+#[derive(Clone, Debug)]
+pub struct Requests {
+    /// How long requests are sent, in seconds.
+    pub seconds: f64,
+    /// When they are due, in nanoseconds from the begin of the trial.
+    pub due: Vec<u64>,
+    /// Their flows.
+    pub flows: Vec<u32>,
+    /// Lengths of their payloads, which take turns.
+    pub payloads: Vec<usize>,
 }
+
+impl Requests {
+    /// Returns the requests of a trial of a load.
+    pub fn of(load: &Load, asked: Asked) -> Self {
+        let Asked { seconds, seed, .. } = asked;
+        let due = due_times(load, asked);
+        let payloads = load.sizes().into_iter().map(|size| load.payload(size));
+        Self {
+            seconds,
+            flows: load.flows_of(due.len(), seed),
+            payloads: payloads.collect(),
+            due,
+        }
+    }
+}
+
+/// The backend of each flow's latest answer.
+pub type AnsweredBy = Vec<Option<u16>>;
 
 /// An answer as it came.
 struct Answer {
@@ -80,22 +96,19 @@ struct Answer {
     bytes: Vec<u8>,
 }
 
-/// Sends a probe for each time in `due`, in turn over the flows, and awaits the answers.
+/// Sends a probe for each request, and awaits the answers.
 ///
 /// # Errors
 ///
 /// When the sockets cannot be waited for.
-pub fn run(flows: &[Flow], due: &[u64], frame_bytes: u32, backends: &Backends) -> Result<Trial> {
+pub fn run(flows: &[Flow], asked: &Requests, backends: &Backends) -> Result<(Trial, AnsweredBy)> {
     let of_flows: Vec<u16> = flows.iter().map(|flow| flow.backend).collect();
     let mut ledger = Ledger::new(Key::random()?, backends.marks, &of_flows);
     let start = now_ns() + as_ns(RUN_UP);
-    let payload = (frame_bytes as usize)
-        .saturating_sub(FRAMING)
-        .max(PROBE_LENGTH);
-    let requests = seal(&mut ledger, flows.len(), due, start);
+    let requests = seal(&mut ledger, asked, start);
     backends.arrivals.take();
 
-    let (sent, answers) = exchange(flows, &requests, payload)?;
+    let (sent, answers) = exchange(flows, &requests)?;
 
     // Requests that were not sent count as such, not as lost.
     let mut places = vec![None; requests.len()];
@@ -120,7 +133,7 @@ pub fn run(flows: &[Flow], due: &[u64], frame_bytes: u32, backends: &Backends) -
         if let Some(share) = shares.get_mut(usize::from(backend)) {
             *share += 1;
         }
-        answered_by[index % flows.len()] = Some(backend);
+        answered_by[requests[index].flow] = Some(backend);
     }
     for (probe, at) in backends.arrivals.take() {
         let place = ledger.find(&probe).and_then(|index| places[index]);
@@ -130,40 +143,43 @@ pub fn run(flows: &[Flow], due: &[u64], frame_bytes: u32, backends: &Backends) -
     }
     let unsent = |index: &usize| places[*index].is_none();
     let unsent: Vec<usize> = (0..requests.len()).filter(unsent).collect();
-    Ok(Trial {
+    let trial = Trial {
         start,
-        sent: kept,
+        seconds: asked.seconds,
+        requests: kept,
         tally: ledger.close(&unsent),
         shares,
-        answered_by,
-    })
+    };
+    Ok((trial, answered_by))
 }
 
 /// A probe that is ready to be sent.
 struct Request {
     flow: usize,
     due: u64,
+    payload: usize,
     probe: [u8; PROBE_LENGTH],
 }
 
-fn seal(ledger: &mut Ledger, flows: usize, due: &[u64], start: u64) -> Vec<Request> {
-    let request = |(index, offset): (usize, &u64)| {
-        let flow = index % flows;
+fn seal(ledger: &mut Ledger, asked: &Requests, start: u64) -> Vec<Request> {
+    let payloads = asked.payloads.iter().cycle();
+    let each = asked.due.iter().zip(&asked.flows).zip(payloads);
+    let request = |((offset, &flow), &payload): ((&u64, &u32), &usize)| {
         let due = start + offset;
-        let number = u32::try_from(flow).expect("flows are few");
         Request {
-            flow,
+            flow: flow as usize,
             due,
-            probe: ledger.prepare(number, due),
+            payload: payload.max(PROBE_LENGTH),
+            probe: ledger.prepare(flow, due),
         }
     };
-    due.iter().enumerate().map(request).collect()
+    each.map(request).collect()
 }
 
 type Log = Vec<(usize, u64)>;
 
 /// Sends the requests while another thread receives. Returns when each was sent, and all that came.
-fn exchange(flows: &[Flow], requests: &[Request], payload: usize) -> Result<(Log, Vec<Answer>)> {
+fn exchange(flows: &[Flow], requests: &[Request]) -> Result<(Log, Vec<Answer>)> {
     let waiting = epoll::create(epoll::CreateFlags::CLOEXEC).context("creating an epoll")?;
     for (number, flow) in (0..).zip(flows) {
         let data = epoll::EventData::new_u64(number);
@@ -190,7 +206,7 @@ fn exchange(flows: &[Flow], requests: &[Request], payload: usize) -> Result<(Log
             }
             Ok(answers)
         });
-        let sent = send_all(flows, requests, payload);
+        let sent = send_all(flows, requests);
         thread::sleep(GRACE);
         done.store(true, Ordering::Relaxed);
         let answers = receiver.join().expect("the receiver does not panic")?;
@@ -208,22 +224,23 @@ fn receive_all(socket: &UdpSocket, answers: &mut Vec<Answer>) {
     }
 }
 
-fn send_all(flows: &[Flow], requests: &[Request], payload: usize) -> Log {
+fn send_all(flows: &[Flow], requests: &[Request]) -> Log {
     // By default the kernel ends sleeps up to 50 microseconds late. Without the right to change that, the
     // lateness says so.
     let _ = set_current_timer_slack(NonZeroU64::new(1));
-    let mut bytes = vec![0; payload];
+    let mut buffer = [0; BUFFER];
     let mut sent = Log::with_capacity(requests.len());
     for (index, request) in requests.iter().enumerate() {
         sleep_until(request.due);
+        let bytes = &mut buffer[..request.payload];
         bytes[..PROBE_LENGTH].copy_from_slice(&request.probe);
         let at = now_ns();
         // An ICMP error of an earlier request is told by the next call, which then has sent nothing.
         let socket = &flows[request.flow].socket;
         let again = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-        let first = socket.send(&bytes);
+        let first = socket.send(bytes);
         let outcome = if first.as_ref().is_err_and(again) {
-            socket.send(&bytes)
+            socket.send(bytes)
         } else {
             first
         };

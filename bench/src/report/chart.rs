@@ -5,13 +5,18 @@ use maud::{Markup, html};
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 320.0;
 const LEFT: f64 = 64.0;
-const RIGHT: f64 = 16.0;
+const RIGHT: f64 = 28.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 44.0;
 /// Height of a line of the legend.
 const LEGEND: f64 = 18.0;
 /// Number of styles of curves.
-const STYLES: usize = 6;
+const STYLES: usize = 8;
+/// Width of the labels of bars.
+const BAR_LABELS: f64 = 190.0;
+/// Height of a bar, and of the line that it stands on.
+const BAR: f64 = 18.0;
+const BAR_LINE: f64 = 26.0;
 
 /// An axis, in the units of the points.
 pub(super) struct Axis {
@@ -70,6 +75,8 @@ fn tick(decade: f64, step: f64) -> String {
 /// A curve.
 pub(super) struct Curve {
     pub(super) label: String,
+    /// Number of the style: the same thing has the same in all charts.
+    pub(super) style: usize,
     /// Runs of points; between two runs the pen is lifted.
     pub(super) runs: Vec<Vec<(f64, f64)>>,
 }
@@ -79,7 +86,7 @@ pub(super) fn chart(title: &str, x: &Axis, y: &Axis, curves: &[Curve]) -> Markup
     let bottom = HEIGHT - BOTTOM;
     let at_x = |value: f64| LEFT + x.place(value) * (WIDTH - LEFT - RIGHT);
     let at_y = |value: f64| bottom - y.place(value) * (bottom - TOP);
-    let height = HEIGHT + LEGEND * curves.len() as f64;
+    let height = HEIGHT + LEGEND * (curves.len() as f64 + 0.5);
     html! {
         svg viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label=(title) {
             @for (value, label) in &y.ticks {
@@ -92,13 +99,44 @@ pub(super) fn chart(title: &str, x: &Axis, y: &Axis, curves: &[Curve]) -> Markup
             }
             (text((LEFT + (WIDTH - LEFT - RIGHT) / 2.0, bottom + 36.0), "middle", &x.label))
             @for (number, curve) in curves.iter().enumerate() {
-                @let class = format!("curve s{}", number % STYLES);
+                @let class = format!("curve s{} t{}", curve.style % STYLES, curve.style / STYLES);
                 @for run in &curve.runs {
                     polyline class=(class) points=(points(run, at_x, at_y)) {}
                 }
-                @let place = HEIGHT + LEGEND * number as f64;
+                @let place = HEIGHT + LEGEND * (number as f64 + 0.5);
                 line class=(class) x1=(LEFT) x2=(LEFT + 40.0) y1=(place) y2=(place) {}
                 text.legend x=(LEFT + 48.0) y=(place + 4.0) { (curve.label) }
+            }
+        }
+    }
+}
+
+/// A bar of parts that add up to 1.
+pub(super) struct Bar {
+    pub(super) label: String,
+    pub(super) parts: Vec<(String, f64)>,
+}
+
+/// Draws bars below each other.
+pub(super) fn bars(title: &str, bars: &[Bar]) -> Markup {
+    let height = BAR_LINE * bars.len() as f64;
+    let room = WIDTH - BAR_LABELS - RIGHT;
+    html! {
+        svg viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label=(title) {
+            @for (number, bar) in bars.iter().enumerate() {
+                @let top = BAR_LINE * number as f64;
+                (text((BAR_LABELS - 8.0, top + 14.0), "end", &bar.label))
+                @for (place, (name, share)) in bar.parts.iter().enumerate() {
+                    @let before = bar.parts[..place].iter().map(|part| part.1).sum::<f64>();
+                    @let left = BAR_LABELS + before * room;
+                    @let width = share * room;
+                    rect class=(format!("f{}", place % STYLES)) x=(short(left)) y=(short(top)) width=(short(width)) height=(BAR) {}
+                    @if *share > 0.15 {
+                        text.inside x=(short(left + width / 2.0)) y=(short(top + 13.0)) text-anchor="middle" {
+                            (name) " " (format!("{:.1} %", share * 100.0))
+                        }
+                    }
+                }
             }
         }
     }

@@ -1,19 +1,53 @@
-//! The curves of a page: latency by percentile, and over time.
+//! The figures of a page that show latencies: by percentile, against the load, and over time.
 
 use maud::{Markup, html};
 
-use super::chart::{Axis, Curve, chart};
-use crate::result::{Files, Interval, Series, Stream, merge};
+use super::{
+    chart::{Axis, Curve, chart},
+    shares,
+};
+use crate::{
+    result::{Files, Interval, Run, Series, Stream, merge},
+    scenario::Load,
+};
 
-pub(super) fn percentile_curves(files: &Files) -> Markup {
-    let curves: Vec<Curve> = files
-        .run
-        .series
-        .iter()
-        .map(|series| curve(files, series))
+/// A figure of the page, which is a file of its own too.
+pub(super) struct Figure {
+    /// Name of the file, without its ending.
+    pub(super) name: String,
+    pub(super) drawing: Markup,
+    pub(super) caption: String,
+}
+
+impl Figure {
+    pub(super) fn show(&self) -> Markup {
+        html! {
+            figure {
+                div.scroll { (self.drawing) }
+                figcaption { (self.caption) }
+            }
+        }
+    }
+}
+
+/// Returns all figures of a result.
+pub(super) fn figures(files: &Files) -> Vec<Figure> {
+    let mut all = Vec::new();
+    if files.run.kept_up().next().is_some() {
+        all.push(by_percentile(files));
+        all.extend(against_load(files));
+        all.extend(over_time(files));
+    }
+    all.extend(shares::figure(&files.run));
+    all
+}
+
+pub(super) fn by_percentile(files: &Files) -> Figure {
+    let series = files.run.kept_up().enumerate();
+    let curves: Vec<Curve> = series
+        .map(|(place, series)| steps(files, series, place))
         .collect();
-    let points = || curves.iter().flat_map(|curve| curve.runs.iter().flatten());
-    let nines = points().map(|point| point.0).fold(1.0, f64::max);
+    let nines = points(&curves).map(|point| point.0).fold(1.0, f64::max);
     let ticks = [
         "0 %",
         "90 %",
@@ -30,16 +64,33 @@ pub(super) fn percentile_curves(files: &Files) -> Markup {
         ticks: ticks.take_while(|(place, _)| *place <= nines).collect(),
         label: "percentile (each step to the right: a tenth of the requests is left)".to_owned(),
     };
-    let y = Axis::of_durations(points().map(|point| point.1));
-    html! {
-        figure {
-            (chart("Latency by percentile, for each series", &x, &y, &curves))
-            figcaption { "Latency by percentile. The highest percentiles are those of single requests." }
-        }
+    figure(
+        "percentiles",
+        "Latency by percentile, round trip. The highest percentiles are those of single requests.",
+        &x,
+        &curves,
+    )
+}
+
+fn figure(name: &str, caption: &str, x: &Axis, curves: &[Curve]) -> Figure {
+    let y = Axis::of_durations(points(curves).map(|point| point.1));
+    Figure {
+        name: name.to_owned(),
+        drawing: chart(caption, x, &y, curves),
+        caption: caption.to_owned(),
     }
 }
 
-fn curve(files: &Files, series: &Series) -> Curve {
+fn points(curves: &[Curve]) -> impl Iterator<Item = &(f64, f64)> {
+    curves.iter().flat_map(|curve| curve.runs.iter().flatten())
+}
+
+/// Returns where a duration in nanoseconds is on an axis of durations.
+fn height(ns: u64) -> f64 {
+    (ns.max(1) as f64).log10()
+}
+
+fn steps(files: &Files, series: &Series, place: usize) -> Curve {
     let intervals = &files.series[&series.name][&Stream::RoundTrip];
     let all = merge(intervals.iter().map(|interval| &interval.histogram));
     // A request without an answer is longer than any: the curve ends before.
@@ -47,7 +98,7 @@ fn curve(files: &Files, series: &Series) -> Curve {
     let mut points: Vec<(f64, f64)> = Vec::new();
     for step in all.iter_quantiles(10) {
         let left = 1.0 - step.quantile() * answered;
-        let value = (step.value_iterated_to().max(1) as f64).log10();
+        let value = height(step.value_iterated_to());
         if left <= 0.0 {
             break;
         }
@@ -59,53 +110,130 @@ fn curve(files: &Files, series: &Series) -> Curve {
         points.push((place, value));
     }
     Curve {
-        label: format!("{} ({})", series.name, series.load),
+        label: label(series),
+        style: place,
         runs: vec![points],
     }
 }
 
-pub(super) fn over_time(files: &Files) -> Markup {
-    let curves: Vec<Curve> = files
+fn label(series: &Series) -> String {
+    format!("{} ({})", series.name, series.load)
+}
+
+/// Draws percentiles against the rate of the load, if there are several rates.
+pub(super) fn against_load(files: &Files) -> Vec<Figure> {
+    let mut rates: Vec<f64> = files
         .run
-        .series
-        .iter()
-        .flat_map(|series| {
-            [("p50", 0.5), ("max", 1.0)].map(|(name, share)| Curve {
-                label: format!("{}, {name} of each interval", series.name),
+        .kept_up()
+        .filter_map(|series| series.load.mean_rate())
+        .collect();
+    rates.sort_by(f64::total_cmp);
+    rates.dedup();
+    let [low, .., high] = rates[..] else {
+        return Vec::new();
+    };
+    let ticks = rates.iter().map(|rate| (rate.log10(), format!("{rate}/s")));
+    let x = Axis {
+        low: low.log10(),
+        high: high.log10(),
+        ticks: ticks.collect(),
+        label: "requests a second".to_owned(),
+    };
+    let of_percentile = |percentile: f64| {
+        let curves = curves_against_load(&files.run, percentile);
+        let name = format!("load-p{percentile}");
+        let caption = format!("p{percentile} of the round trip against the load.");
+        figure(&name, &caption, &x, &curves)
+    };
+    [50.0, 99.0].map(of_percentile).into()
+}
+
+/// Returns a curve for each system; for each kind of load too, where loads differ in more than the rate.
+fn curves_against_load(run: &Run, percentile: f64) -> Vec<Curve> {
+    let kind = |series: &Series| Load {
+        rate: None,
+        ..series.load.clone()
+    };
+    let mut kinds: Vec<Load> = Vec::new();
+    let mut all: Vec<(&str, Load)> = Vec::new();
+    for series in run.kept_up() {
+        let own = (series.system.as_str(), kind(series));
+        if !kinds.contains(&own.1) {
+            kinds.push(own.1.clone());
+        }
+        if !all.contains(&own) {
+            all.push(own);
+        }
+    }
+    let curve = |(place, (system, load)): (usize, &(&str, Load))| {
+        let own = run
+            .kept_up()
+            .filter(|series| series.system == *system && kind(series) == *load);
+        let mut points: Vec<(f64, f64)> = own
+            .filter_map(|series| {
+                let value = series.figures.round_trip.value(percentile)?;
+                Some((series.load.mean_rate()?.log10(), height(value)))
+            })
+            .collect();
+        points.sort_by(|one, other| one.0.total_cmp(&other.0));
+        Curve {
+            label: if kinds.len() > 1 {
+                format!("{system} ({load})")
+            } else {
+                (*system).to_owned()
+            },
+            style: place,
+            runs: vec![points],
+        }
+    };
+    all.iter().enumerate().map(curve).collect()
+}
+
+/// Draws the median and the longest of each interval against the time.
+pub(super) fn over_time(files: &Files) -> Vec<Figure> {
+    let of_share = |(name, share, what): (&str, f64, &str)| {
+        let series = files.run.kept_up().enumerate();
+        let curves: Vec<Curve> = series
+            .map(|(place, series)| Curve {
+                label: label(series),
+                style: place,
                 runs: by_round(files, series, share),
             })
-        })
-        .collect();
-    let points = || curves.iter().flat_map(|curve| curve.runs.iter().flatten());
-    let end = points().map(|point| point.0).fold(1.0, f64::max);
-    let x = Axis {
+            .collect();
+        let caption = format!("{what} of each second over time: each stroke is a trial.");
+        figure(name, &caption, &time_axis(&curves), &curves)
+    };
+    let shares = [
+        ("time-p50", 0.5, "Median round trip"),
+        ("time-max", 1.0, "Longest round trip"),
+    ];
+    shares.map(of_share).into()
+}
+
+fn time_axis(curves: &[Curve]) -> Axis {
+    let end = points(curves).map(|point| point.0).fold(1.0, f64::max);
+    let ticks = (0..=4).map(|part| end * f64::from(part) / 4.0);
+    Axis {
         low: 0.0,
         high: end,
-        ticks: (0..=4)
-            .map(|part| end * f64::from(part) / 4.0)
-            .map(|at| (at, format!("{at:.0} s")))
-            .collect(),
+        ticks: ticks.map(|at| (at, format!("{at:.0} s"))).collect(),
         label: "time since the start of the run".to_owned(),
-    };
-    let y = Axis::of_durations(points().map(|point| point.1));
-    html! {
-        figure {
-            (chart("Latency over time, for each series", &x, &y, &curves))
-            figcaption { "Latency over time: each stroke is a trial." }
-        }
     }
 }
 
 fn by_round(files: &Files, series: &Series, share: f64) -> Vec<Vec<(f64, f64)>> {
     let intervals = &files.series[&series.name][&Stream::RoundTrip];
+    let is_overloaded = |round| {
+        let mut trials = series.trials.iter();
+        trials.any(|trial| trial.round == round && trial.is_overloaded())
+    };
     let rounds = intervals.chunk_by(|one, next| one.round == next.round);
     let run = |intervals: &[Interval]| {
         let filled = intervals
             .iter()
             .filter(|interval| !interval.histogram.is_empty());
         let points = filled.flat_map(|interval| {
-            let value = interval.histogram.value_at_quantile(share);
-            let height = (value.max(1) as f64).log10();
+            let height = height(interval.histogram.value_at_quantile(share));
             let start = interval.start.as_secs_f64();
             [
                 (start, height),
@@ -114,5 +242,6 @@ fn by_round(files: &Files, series: &Series, share: f64) -> Vec<Vec<(f64, f64)>> 
         });
         points.collect()
     };
-    rounds.map(run).collect()
+    let kept_up = rounds.filter(|intervals| !is_overloaded(intervals[0].round));
+    kept_up.map(run).collect()
 }

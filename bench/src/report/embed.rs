@@ -144,7 +144,12 @@ fn difference(page: &str, expected: &str) -> ReportError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{result::tests::sample, stats::SplitMix64};
+    use serde_json::Value;
+
+    use crate::{
+        result::{Stream, digest, new_histogram, tests::sample, write_log},
+        stats::SplitMix64,
+    };
 
     fn page() -> String {
         render(&[sample(1, 1.4), sample(2, 1.0)])
@@ -190,38 +195,104 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_bucket_that_was_moved_is_found_though_its_digest_was_made_to_fit() {
-        let mut files = sample(1, 1.4);
-        let intervals = files.series.get_mut("direct-1").unwrap();
-        let intervals = intervals
-            .get_mut(&crate::result::Stream::RoundTrip)
-            .unwrap();
-        let histogram = &mut intervals[0].histogram;
-        let value = histogram.max();
-        histogram.subtract(single(value)).unwrap();
-        histogram.record(value / 2).unwrap();
-        let log = crate::result::write_log(
-            "direct-1",
-            crate::result::Stream::RoundTrip,
-            1_795_219_200.0,
-            intervals,
-        );
-        let (name, log) = ("direct-1.round-trip.hlog", log.unwrap());
-        let digest = crate::result::digest(log.as_bytes());
-        files.json = files.json.replace(&files.run.files[name], &digest);
-        files.logs.insert(name.to_owned(), log);
-        let error = verify(&render(&[files])).unwrap_err();
-        assert!(
-            matches!(error, ReportError::Result(ResultError::Edited { .. })),
-            "{error:?}"
-        );
+    /// Returns where the figures of a result are: every number of them.
+    fn places_of_figures(value: &Value, path: &str, is_figure: bool) -> Vec<String> {
+        let deeper = |(key, value): (&str, &Value)| {
+            let is_figure = is_figure || ["figures", "shares"].contains(&key);
+            places_of_figures(value, &format!("{path}/{key}"), is_figure)
+        };
+        match value {
+            Value::Number(_) if is_figure => vec![path.to_owned()],
+            Value::Array(all) => {
+                let keys: Vec<String> = (0..all.len()).map(|place| place.to_string()).collect();
+                keys.iter()
+                    .map(String::as_str)
+                    .zip(all)
+                    .flat_map(deeper)
+                    .collect()
+            }
+            Value::Object(all) => all
+                .iter()
+                .map(|(key, value)| (key.as_str(), value))
+                .flat_map(deeper)
+                .collect(),
+            _ => Vec::new(),
+        }
     }
 
-    fn single(value: u64) -> hdrhistogram::Histogram<u64> {
-        let mut histogram = crate::result::new_histogram();
-        histogram.record(value).unwrap();
-        histogram
+    /// Changes a number of the figures.
+    fn forge_figure(files: &mut Files, random: &mut SplitMix64) {
+        let mut run: Value = serde_json::from_str(&files.json).unwrap();
+        let places = places_of_figures(&run["series"], "/series", false);
+        let place = run
+            .pointer_mut(&places[random.below(places.len())])
+            .unwrap();
+        let by = 1 + random.below(9);
+        *place = match place.as_u64() {
+            Some(number) => (number + by as u64).into(),
+            None => (place.as_f64().unwrap() + by as f64 / 10.0).into(),
+        };
+        files.json = run.to_string();
+    }
+
+    /// Moves a value of a random histogram, and makes the digest fit.
+    fn forge_bucket(files: &mut Files, random: &mut SplitMix64) {
+        let names: Vec<String> = files.series.keys().cloned().collect();
+        let name = &names[random.below(names.len())];
+        let stream = Stream::ALL[random.below(Stream::ALL.len())];
+        let started = files.started().unwrap().as_secs_f64();
+        let intervals = files
+            .series
+            .get_mut(name)
+            .unwrap()
+            .get_mut(&stream)
+            .unwrap();
+        let place = random.below(intervals.len());
+        let histogram = &mut intervals[place].histogram;
+        let values: Vec<u64> = histogram
+            .iter_recorded()
+            .map(|one| one.value_iterated_to())
+            .collect();
+        let value = values[random.below(values.len())];
+        let mut one = new_histogram();
+        one.record(value).unwrap();
+        histogram.subtract(one).unwrap();
+        histogram.record(value * 2 + 3).unwrap();
+        let log = write_log(name, stream, started, intervals).unwrap();
+        let file = format!("{name}.{}.hlog", stream.name());
+        files.json = files
+            .json
+            .replace(&files.run.files[&file], &digest(log.as_bytes()));
+        files.logs.insert(file, log);
+    }
+
+    #[test]
+    fn each_of_200_figures_and_buckets_is_found_though_digests_and_page_were_made_to_fit() {
+        let files = sample(1, 1.4);
+        let mut random = SplitMix64::new(9);
+        for edit in 0..200 {
+            let mut forged = files.clone();
+            let forge = if edit % 2 == 0 {
+                forge_figure
+            } else {
+                forge_bucket
+            };
+            forge(&mut forged, &mut random);
+            // This is what a check of the page begins with.
+            let found = Files::of_texts(forged.json.clone(), forged.logs.clone());
+            assert!(
+                matches!(found, Err(ResultError::Edited { .. })),
+                "edit {edit}: {found:?}"
+            );
+            if edit < 10 {
+                forged.run = serde_json::from_str(&forged.json).unwrap();
+                let error = verify(&render(&[forged])).unwrap_err();
+                assert!(
+                    matches!(error, ReportError::Result(_)),
+                    "edit {edit}: {error:?}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -5,51 +5,51 @@ use std::fmt::Write as _;
 use maud::{Markup, html};
 
 use super::{
-    curves::{over_time, percentile_curves},
-    duration, table,
+    curves::{self, Figure},
+    duration, machine, rates, shares, table,
     verdict::{self, Verdict},
 };
 use crate::{
     compare::{Comparison, Row},
-    result::{Distribution, Files, Run, Series, Stream, digest},
+    result::{Distribution, Files, Run, Stream, digest},
 };
 
 /// Percentiles of the table.
 const COLUMNS: [f64; 6] = [50.0, 90.0, 95.0, 99.0, 99.9, 99.99];
 
+/// Reasons that are shown at once.
+const SHOWN_AT_ONCE: usize = 12;
+
 pub(super) fn result(files: &Files) -> Markup {
     let run = &files.run;
     let Verdict { sentence, reasons } = Verdict::of(files);
+    let (first, rest) = reasons.split_at(reasons.len().min(SHOWN_AT_ONCE));
     html! {
         section {
             p.faint { "Scenario " (run.scenario.name) " · wire " (run.scenario.wire) " · " (run.started) " to " (run.ended) }
             h1 { (sentence) }
-            ul { @for reason in &reasons { li { (reason) } } }
-            h2 { "Latency" }
-            p { "Round trip, from when a request was due to its answer, over all rounds." }
-            (latencies(run, Stream::RoundTrip))
-            p { "The way there alone, from when a request was due to its arrival at a backend, which reads the same clock." }
-            (latencies(run, Stream::Forward))
-            p.faint {
-                "In brackets the 95 % interval from order statistics, which takes samples for independent. "
-                "- stands for fewer than 10 samples above the percentile."
+            ul { @for reason in first { li { (reason) } } }
+            @if !rest.is_empty() {
+                details {
+                    summary { (rest.len()) " more findings" }
+                    ul { @for reason in rest { li { (reason) } } }
+                }
             }
-            (percentile_curves(files))
-            (comparisons(run))
-            h2 { "Rounds" }
-            (rounds(run))
-            (over_time(files))
+            (rates::section(run))
+            @if run.kept_up().next().is_some() { (latency(files)) }
             h2 { "Packets" }
-            (packets(run))
-            h2 { "The sender, and how quiet the machine was" }
-            (sender(run))
-            (quietness(run))
+            (shares::packets(run))
+            @if let Some(figure) = shares::figure(run) { (figure.show()) }
+            h2 { "Drops by place" }
+            (shares::drops(run))
+            h2 { "How quiet the machine was" }
+            (machine::quietness(run))
             h2 { "Systems and method" }
             (method(run))
             h2 { "What this does not show" }
-            (limits())
+            (limits(run))
             h2 { "The machine" }
-            (machine(run))
+            (machine::facts(run))
             h2 { "Once more" }
             p { "The scenario, and the command that repeats the run:" }
             pre { (run.scenario_text) }
@@ -63,12 +63,39 @@ pub(super) fn result(files: &Files) -> Markup {
     }
 }
 
-fn cell(text: impl std::fmt::Display) -> Markup {
+fn latency(files: &Files) -> Markup {
+    let run = &files.run;
+    let against_load: Vec<Figure> = curves::against_load(files);
+    html! {
+        h2 { "Latency" }
+        p { "Round trip, from when a request was due to its answer, over all rounds." }
+        (latencies(run, Stream::RoundTrip))
+        p { "The way there alone, from when a request was due to its arrival at a backend, which reads the same clock." }
+        (latencies(run, Stream::Forward))
+        p.faint {
+            "In brackets the 95 % interval from order statistics, which takes samples for independent. "
+            "- stands for fewer than 10 samples above the percentile."
+        }
+        (curves::by_percentile(files).show())
+        @if !against_load.is_empty() {
+            h2 { "Latency against the load" }
+            @for figure in &against_load { (figure.show()) }
+        }
+        (comparisons(run))
+        h2 { "Rounds" }
+        (rounds(run))
+        @for figure in curves::over_time(files) { (figure.show()) }
+        h2 { "The sender" }
+        (machine::sender(run))
+    }
+}
+
+pub(super) fn cell(text: impl std::fmt::Display) -> Markup {
     html! { (text.to_string()) }
 }
 
 /// Returns a percentile with its interval, marked if noise limits it.
-fn percentile(run: &Run, figures: &Distribution, percentile: f64) -> String {
+pub(super) fn percentile(run: &Run, figures: &Distribution, percentile: f64) -> String {
     let Some(one) = figures.percentile(percentile) else {
         return "-".to_owned();
     };
@@ -92,7 +119,7 @@ fn latencies(run: &Run, stream: Stream) -> Markup {
         _ => "no answer",
     };
     head.extend(["max", missing]);
-    let rows = run.series.iter().map(|series| {
+    let rows = run.kept_up().map(|series| {
         let figures = series.figures.of(stream);
         let mut row = vec![
             cell(&series.name),
@@ -116,7 +143,7 @@ pub(super) fn table_as_text(files: &Files, stream: Stream) -> String {
         let _ = write!(text, "{:>14}", format!("p{column}"));
     }
     text.push_str("       missing\n");
-    for series in &files.run.series {
+    for series in files.run.kept_up() {
         let figures = series.figures.of(stream);
         let _ = write!(text, "{:<24}{:>9}", series.name, figures.count);
         for column in COLUMNS {
@@ -177,7 +204,7 @@ fn rows_of(comparison: Comparison) -> Vec<Vec<Markup>> {
 }
 
 fn rounds(run: &Run) -> Markup {
-    let rows = run.series.iter().flat_map(|series| {
+    let rows = run.kept_up().flat_map(|series| {
         series.trials.iter().map(|trial| {
             let figures = &trial.figures.round_trip;
             let value = |percentile| {
@@ -191,7 +218,11 @@ fn rounds(run: &Run) -> Markup {
                 value(50.0),
                 value(90.0),
                 value(99.0),
-                cell(duration(figures.max as f64)),
+                if trial.is_overloaded() {
+                    cell("overloaded")
+                } else {
+                    cell(duration(figures.max as f64))
+                },
                 cell(figures.unanswered),
             ]
         })
@@ -211,118 +242,6 @@ fn rounds(run: &Run) -> Markup {
     }
 }
 
-fn packets(run: &Run) -> Markup {
-    let rows = run.series.iter().map(|series| {
-        let sum = |of: fn(&crate::probe::Tally) -> u64| {
-            let all: u64 = series.trials.iter().map(|trial| of(&trial.tally)).sum();
-            cell(all)
-        };
-        let wrong = |of: fn(&crate::probe::Tally) -> u64| {
-            let all: u64 = series.trials.iter().map(|trial| of(&trial.tally)).sum();
-            html! { span class=(if all > 0 { "bad" } else { "" }) { (all) } }
-        };
-        vec![
-            cell(&series.name),
-            sum(|tally| tally.offered),
-            sum(|tally| tally.sent),
-            sum(|tally| tally.received),
-            wrong(|tally| tally.lost),
-            sum(|tally| tally.duplicates),
-            sum(|tally| tally.reordered),
-            wrong(|tally| tally.corrupt),
-            wrong(|tally| tally.misdelivered),
-            sum(|tally| tally.foreign),
-            cell(shares(series)),
-        ]
-    });
-    let head = [
-        "series",
-        "offered",
-        "sent",
-        "answered",
-        "lost",
-        "duplicates",
-        "reordered",
-        "corrupt",
-        "wrong backend",
-        "foreign",
-        "shares",
-    ];
-    html! {
-        (table(&head, &rows.collect::<Vec<_>>()))
-        p.faint { "Foreign frames are no probes of the trial, and are in no other figure. Shares are the backends' answers." }
-    }
-}
-
-fn shares(series: &Series) -> String {
-    let mut all = vec![0; series.backends.len()];
-    for trial in &series.trials {
-        for (sum, share) in all.iter_mut().zip(&trial.shares) {
-            *sum += share;
-        }
-    }
-    let whole = all.iter().sum::<u64>().max(1) as f64;
-    let share =
-        |(name, count): (&String, &u64)| format!("{name} {:.1} %", *count as f64 * 100.0 / whole);
-    series
-        .backends
-        .iter()
-        .zip(&all)
-        .map(share)
-        .collect::<Vec<_>>()
-        .join(", ")
-}
-
-fn sender(run: &Run) -> Markup {
-    let rows = run.series.iter().flat_map(|series| {
-        [
-            ("how late requests were sent", Stream::Lateness),
-            (
-                "round trip from when they were sent (uncorrected)",
-                Stream::RoundTripUncorrected,
-            ),
-        ]
-        .map(|(what, stream)| {
-            let figures = series.figures.of(stream);
-            let mut row = vec![cell(format!("{}: {what}", series.name))];
-            row.extend([50.0, 99.0, 99.9].map(|one| cell(percentile(run, figures, one))));
-            row.push(cell(duration(figures.max as f64)));
-            row
-        })
-    });
-    table(
-        &["", "p50", "p99", "p99.9", "max"],
-        &rows.collect::<Vec<_>>(),
-    )
-}
-
-fn quietness(run: &Run) -> Markup {
-    let rows = run.quietness.iter().map(|look| {
-        vec![
-            cell(format!("{:.1} s", look.at)),
-            cell(look.gaps_over_10_us),
-            cell(look.gaps_over_100_us),
-            cell(look.gaps_over_1_ms),
-            cell(duration(look.longest_ns as f64)),
-            cell(format!("{:.2} %", look.lost * 100.0)),
-        ]
-    });
-    let head = [
-        "at",
-        "gaps over 10 µs",
-        "over 100 µs",
-        "over 1 ms",
-        "longest",
-        "time lost",
-    ];
-    html! {
-        details {
-            summary { "Gaps in a loop that reads the clock, between the rounds: " (format!("{:.2} %", verdict::lost(run) * 100.0)) " of the time" }
-            (table(&head, &rows.collect::<Vec<_>>()))
-        }
-    }
-}
-
 fn method(run: &Run) -> Markup {
     html! {
         p { "Services of each load balancer: " (run.scenario.services) ". The flows go to up to 16 of them, from all parts of the list." }
@@ -331,14 +250,15 @@ fn method(run: &Run) -> Markup {
                 li { strong { (series.name) } ": " (series.description) ". Load: " (series.load) "." }
             }
         }
-        p {
+        (rates::method(run))
+        @if run.timed().next().is_some() { p {
             "Every request is a probe: a UDP datagram with flow, sequence number, time and a keyed check in 16 bytes, which a backend "
             "sends back with its own mark. The loop is open: a request goes out when it is due, whatever became of earlier ones. "
             "Latency counts from when it was due, so a stalled sender hides nothing; the log says that it is corrected at its source. "
             "Both times are read in user space from CLOCK_MONOTONIC. Flows are open before the first trial, and each has proved to be "
             "answered by its own backend; each load balancer has shown that it uses all of its backends. kube-proxy's choice is learned "
             "before each trial, and may not change during it."
-        }
+        } }
         p {
             "In each round every series has one trial; every other round goes backwards. The first trial of each series is thrown away. "
             "Percentiles are those of merged histograms (3 significant digits), never averages of percentiles."
@@ -346,26 +266,15 @@ fn method(run: &Run) -> Markup {
     }
 }
 
-fn limits() -> Markup {
+fn limits(run: &Run) -> Markup {
     html! {
         ul {
-            li { "Packet rates: the load is far below what the systems take." }
+            @if run.timed().count() == run.series.len() {
+                li { "Packet rates: the load is far below what the systems take." }
+            }
             li { "A network card: on veth the sender's core does the work of cable, router, edge and node." }
-            li { "New flows, other protocols, IPv6, and loads other than those above." }
+            li { "Protocols, families and loads other than those above." }
             li { "The systems alone: the figures include the sockets at both ends, and XDP takes longer with what a socket sends than with what a network card receives." }
         }
-    }
-}
-
-fn machine(run: &Run) -> Markup {
-    html! {
-        div.scroll {
-            table.facts {
-                @for (name, value) in &run.environment {
-                    tr { th scope="row" { (name) } td { (value) } }
-                }
-            }
-        }
-        p.faint { (run.tool.name) " " (run.tool.version) "." }
     }
 }

@@ -1,12 +1,15 @@
 //! The verdict: what the result says, in a sentence, and why.
 
-use super::duration;
+use super::{duration, rates};
 use crate::{
     compare::{self, Comparison, Judgement, LEAST_DIFFERENCE},
     result::{Files, Run, Series, Stream},
     scenario::{LEAST_ROUNDS, Named, System},
     stats::Estimate,
 };
+
+/// Share of the CPUs' time in a round that a hypervisor may take without a word.
+const STOLEN_AT_MOST: f64 = 0.01;
 
 /// What a result says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +37,7 @@ impl Verdict {
         let mut sentences = of_wrong.into_iter().chain(own).chain(added);
         Self {
             sentence: sentences.next().unwrap_or_default(),
-            reasons: sentences.chain(reasons(run)).collect(),
+            reasons: reasons(run).into_iter().chain(sentences).collect(),
         }
     }
 }
@@ -95,23 +98,34 @@ fn is_ours(series: &Series) -> bool {
 }
 
 /// Returns the series of kube-proxy under the load of a series of Guideway's.
-fn proxies<'a>(run: &'a Run, series: &'a Series) -> impl Iterator<Item = &'a Series> {
+pub(super) fn proxies<'a>(run: &'a Run, series: &'a Series) -> impl Iterator<Item = &'a Series> {
     let proxies = [System::KubeProxyNftables, System::KubeProxyIptables];
     let proxies = proxies.into_iter().filter(|_| is_ours(series));
     proxies.filter_map(|proxy| of_system(run, proxy, series))
 }
 
 /// Returns the series of a system under the load of another series.
-fn of_system<'a>(run: &'a Run, system: System, like: &Series) -> Option<&'a Series> {
+pub(super) fn of_system<'a>(run: &'a Run, system: System, like: &Series) -> Option<&'a Series> {
     let name = system.to_string();
     let mut all = run.series.iter();
     all.find(|other| other.system == name && other.load == like.load)
 }
 
 fn sentence(run: &Run, series: &Series) -> Option<String> {
+    if series.is_timed() && series.is_overloaded() {
+        let [offered, sent, received] = series.totals();
+        return Some(format!(
+            "{} is overloaded: of {offered} requests that were offered, {sent} were sent and {received} answered. \
+             It has no latency under this load.",
+            series.name
+        ));
+    }
     let others = run.series.len() > 1;
     if others && series.system == System::Direct.to_string() {
         return None;
+    }
+    if !series.is_timed() {
+        return Some(rates::sentence(run, series));
     }
     let Some(median) = series.figures.round_trip.value(50.0) else {
         return Some(format!(
@@ -119,7 +133,7 @@ fn sentence(run: &Run, series: &Series) -> Option<String> {
             series.name
         ));
     };
-    let rate = series.load.rate;
+    let rate = series.load.mean_rate().unwrap_or_default();
     let own = format!(
         "{} answers half of {rate} requests a second within {}",
         series.system,
@@ -192,6 +206,14 @@ fn reasons(run: &Run) -> Vec<String> {
             "Other work took the core for {:.1} % of the time while nothing was measured: from p{from} on, marked *, \
              percentiles tell of the machine as much as of the system.",
             lost(run) * 100.0
+        ));
+    }
+    let stolen = run.quietness.iter().filter_map(|look| look.stolen);
+    let stolen = stolen.fold(0.0, f64::max);
+    if stolen > STOLEN_AT_MOST {
+        reasons.push(format!(
+            "A hypervisor took up to {:.1} % of the CPUs' time in a round.",
+            stolen * 100.0
         ));
     }
     for (name, value) in &run.environment_changes {
@@ -285,6 +307,34 @@ mod tests {
             reasons.iter().any(|reason| reason == expected),
             "{reasons:?}"
         );
+    }
+
+    /// Makes every other answer of a system's requests late forever.
+    fn overload(files: &mut Files) {
+        let series = &mut files.run.series[1];
+        for trial in &mut series.trials {
+            trial.tally.received /= 2;
+        }
+    }
+
+    #[test]
+    fn an_overloaded_system_has_no_latency() {
+        let mut files = sample(1, 1.5);
+        overload(&mut files);
+        let sentence = Verdict::of(&files).sentence;
+        let expected = "ours-ipip-1 is overloaded: of 6000 requests that were offered, 6000 were sent and 2988 answered";
+        assert!(sentence.starts_with(expected), "{sentence}");
+        let series = files.series.clone();
+        let files = Files::make(files.run, 1_795_219_200.0, series).unwrap();
+        let figures = &files.run.series[1].figures.round_trip;
+        assert!(figures.count == 0 && figures.value(50.0).is_none());
+        let text = crate::report::text(&files);
+        let is_told = |text: &str| text.lines().any(|line| line.starts_with("ours-ipip-1  "));
+        let (latencies, packets) = text.split_once("\npackets").unwrap();
+        assert!(!is_told(latencies) && is_told(packets), "{text}");
+        let doubts = &files.run.series[1].trials[0].doubts;
+        assert!(doubts[0].starts_with("overloaded: of 1000"), "{doubts:?}");
+        assert!(files.run.series[0].figures.round_trip.value(50.0).is_some());
     }
 
     #[test]

@@ -10,10 +10,13 @@ use std::{
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::{
-    Comparability, Interval, Run, SCHEMA_VERSION, Stream, figures, merge, model::Trial, read_log,
-    start_of_log, write_csv, write_hgrm, write_log,
+    Comparability, Interval, KEPT_UP, Run, SCHEMA_VERSION, Stream, figures, merge, model::Trial,
+    read_log, start_of_log, write_csv, write_hgrm, write_log,
 };
-use crate::environment;
+use crate::{
+    environment,
+    scenario::{Load, SearchKind},
+};
 
 /// Name of the file with everything but the histograms.
 const JSON: &str = "result.json";
@@ -237,6 +240,9 @@ impl Files {
             for trial in &series.trials {
                 let name = format!("round {} of {}", trial.round, series.name);
                 check_tally(&name, trial)?;
+                if !series.is_timed() {
+                    continue;
+                }
                 let of_round = |stream| -> u64 {
                     let intervals = self.series[&series.name][&stream].iter();
                     let own = intervals.filter(|interval| interval.round == trial.round);
@@ -282,13 +288,22 @@ impl Files {
 
 /// Fills in whatever follows from the rest.
 fn compute(run: &mut Run, series: &BTreeMap<String, Streams>) {
+    let nothing = Streams::new();
     for one in &mut run.series {
         let streams = &series[&one.name];
         for trial in &mut one.trials {
-            trial.figures = figures(streams, Some(trial.round));
-            trial.doubts = doubts(trial, streams);
+            trial.figures = if trial.is_overloaded() {
+                figures(&nothing, None)
+            } else {
+                figures(streams, Some(trial.round))
+            };
+            trial.doubts = doubts(trial, &one.load, streams);
         }
-        one.figures = figures(streams, None);
+        one.figures = if one.is_overloaded() {
+            figures(&nothing, None)
+        } else {
+            figures(streams, None)
+        };
     }
     run.comparability = Comparability::of(environment::comparable(&run.environment, &run.scenario));
 }
@@ -299,9 +314,20 @@ const LATE_NS: u64 = 1_000_000;
 const LATE_SHARE: f64 = 0.001;
 
 /// Returns what makes the latencies of a trial doubtful.
-fn doubts(trial: &Trial, streams: &Streams) -> Vec<String> {
+fn doubts(trial: &Trial, load: &Load, streams: &Streams) -> Vec<String> {
     let mut doubts = Vec::new();
     let tally = trial.tally;
+    if trial.is_overloaded() && load.rate.is_some() {
+        doubts.push(format!(
+            "overloaded: of {} requests that were offered, {} were sent and {} received",
+            tally.offered, tally.sent, tally.received
+        ));
+    }
+    let most = load.rate.filter(|_| load.search != SearchKind::None);
+    if most.is_some_and(|most| tally.offered as f64 / trial.seconds > KEPT_UP * most) {
+        doubts
+            .push("the highest rate that was tried is borne: the system may take more".to_owned());
+    }
     if tally.sent < tally.offered {
         let unsent = tally.offered - tally.sent;
         doubts.push(format!(
@@ -309,7 +335,7 @@ fn doubts(trial: &Trial, streams: &Streams) -> Vec<String> {
             tally.offered
         ));
     }
-    let own = streams[&Stream::Lateness].iter();
+    let own = streams.get(&Stream::Lateness).into_iter().flatten();
     let own = own.filter(|interval| interval.round == trial.round);
     let late: u64 = own
         .map(|interval| interval.histogram.count_between(LATE_NS, u64::MAX))
@@ -330,7 +356,7 @@ fn read_series(
     let mut all = BTreeMap::new();
     for series in &run.series {
         let mut streams = Streams::new();
-        for stream in Stream::ALL {
+        for &stream in series.load.generator.streams() {
             let file = stem(&series.name, stream) + ".hlog";
             let log = logs.get(&file).ok_or_else(|| ResultError::Histogram {
                 file: file.clone(),
@@ -380,7 +406,7 @@ fn check_tally(what: &str, trial: &Trial) -> Result<(), ResultError> {
     let holds = tally.sent <= tally.offered
         && accounted <= tally.sent
         && tally.sent <= accounted + tally.corrupt
-        && trial.shares.iter().sum::<u64>() == tally.received;
+        && (trial.shares.is_empty() || trial.shares.iter().sum::<u64>() == tally.received);
     if holds {
         return Ok(());
     }

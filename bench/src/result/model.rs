@@ -9,12 +9,12 @@ use super::{Distribution, digest, distribution::merge, log::Interval};
 use crate::{probe::Tally, scenario::Load, scenario::Scenario};
 
 /// Version of the format. A result of another version is refused, because its fields may mean something else.
-pub const SCHEMA_VERSION: u32 = 1;
+pub const SCHEMA_VERSION: u32 = 2;
 
 /// A run of a scenario: what was asked for, where it ran and what was measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(extend("$id" = "urn:guideway:bench:result:1"))]
+#[schemars(extend("$id" = "urn:guideway:bench:result:2"))]
 pub struct Run {
     /// Version of this format.
     #[schemars(extend("const" = SCHEMA_VERSION))]
@@ -118,6 +118,11 @@ pub struct Quietness {
     pub longest_ns: u64,
     /// Share of the time (0 to 1) that was lost in gaps of more than 10 microseconds.
     pub lost: f64,
+    /// Share of the CPUs' time (0 to 1) that a hypervisor took since the look before; absent for the first look.
+    pub stolen: Option<f64>,
+    /// Share of the time (0 to 1) since the look before in which something waited for a CPU (pressure stall
+    /// information); absent for the first look, and where the kernel does not tell.
+    pub waited: Option<f64>,
 }
 
 /// A system under a load, in all rounds.
@@ -136,8 +141,69 @@ pub struct Series {
     pub backends: Vec<String>,
     /// The trials that count, one a round. The first trial of each series was thrown away.
     pub trials: Vec<Trial>,
-    /// The figures of all rounds together, from merged histograms.
+    /// The figures of all rounds together, from merged histograms. There are none if the series is overloaded.
     pub figures: Figures,
+}
+
+/// Share of the offered requests that must be answered. With fewer, the system has not kept up: the latency of those that
+/// were answered is not that of the load.
+pub const KEPT_UP: f64 = 0.99;
+
+impl Run {
+    /// Returns the series with latencies.
+    pub fn timed(&self) -> impl Iterator<Item = &Series> {
+        let is_timed = |series: &&Series| series.is_timed();
+        self.series.iter().filter(is_timed)
+    }
+
+    /// Returns the series with latencies of the load, which have kept up with it.
+    pub fn kept_up(&self) -> impl Iterator<Item = &Series> {
+        self.timed().filter(|series| !series.is_overloaded())
+    }
+}
+
+impl Series {
+    /// Tells whether its requests have been timed.
+    pub fn is_timed(&self) -> bool {
+        !self.load.generator.streams().is_empty()
+    }
+
+    /// Returns what became of the requests of all trials: offered, sent, received.
+    pub fn totals(&self) -> [u64; 3] {
+        self.trials
+            .iter()
+            .fold([0; 3], |[offered, sent, received], trial| {
+                let tally = trial.tally;
+                [
+                    offered + tally.offered,
+                    sent + tally.sent,
+                    received + tally.received,
+                ]
+            })
+    }
+
+    /// Tells whether fewer requests were answered than [`KEPT_UP`] asks for.
+    pub fn is_overloaded(&self) -> bool {
+        let [offered, _, received] = self.totals();
+        is_overloaded(offered, received)
+    }
+
+    /// Returns the requests a second that were received in each trial.
+    pub fn rates(&self) -> Vec<f64> {
+        let rate = |trial: &Trial| trial.tally.received as f64 / trial.seconds;
+        self.trials.iter().map(rate).collect()
+    }
+}
+
+impl Trial {
+    /// Tells whether fewer requests were answered than [`KEPT_UP`] asks for.
+    pub fn is_overloaded(&self) -> bool {
+        is_overloaded(self.tally.offered, self.tally.received)
+    }
+}
+
+fn is_overloaded(offered: u64, received: u64) -> bool {
+    (received as f64) < offered as f64 * KEPT_UP
 }
 
 /// One trial.
@@ -150,13 +216,16 @@ pub struct Trial {
     pub place: u32,
     /// Begin of the trial, in seconds from the start of the run.
     pub at: f64,
-    /// Seconds from the first probe that was due to the last.
+    /// How long requests were sent, in seconds; for the schedule `max` the time that the core had for it.
     pub seconds: f64,
-    /// What became of the probes.
+    /// What became of the requests.
     pub tally: Tally,
-    /// Answers by backend.
+    /// Answers by backend; empty if the generator does not know who answers.
     pub shares: Vec<u64>,
-    /// The figures of this trial.
+    /// Packets that machines threw away meanwhile, by machine and place. Others' packets count too: for those of the
+    /// trial, see the tally.
+    pub drops: BTreeMap<String, u64>,
+    /// The figures of this trial. There are none if it is overloaded.
     pub figures: Figures,
     /// Findings that make the trial's latencies doubtful.
     pub doubts: Vec<String>,

@@ -3,7 +3,11 @@
 use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use super::*;
-use crate::{probe::Tally, scenario::Scenario, stats::SplitMix64};
+use crate::{
+    probe::Tally,
+    scenario::{Named, Scenario, System},
+    stats::SplitMix64,
+};
 
 /// The committed schema.
 const SCHEMA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/result.schema.json");
@@ -43,6 +47,27 @@ pub(crate) fn sample(seed: u64, slower: f64) -> Files {
         series,
         files: BTreeMap::new(),
     };
+    Files::make(run, 1_795_219_200.0, all).unwrap()
+}
+
+/// Makes a result of all systems under two loads.
+pub(crate) fn sample_of_loads(seed: u64) -> Files {
+    let mut run = sample(seed, 1.5).run;
+    run.series.clear();
+    let mut all = BTreeMap::new();
+    for (place, (system, _)) in (0..).zip(System::NAMES) {
+        for (number, rate) in [(1, 500.0), (2, 4_000.0)] {
+            let slower = 1.0 + f64::from(place * number) / 5.0;
+            let (mut made, mut streams) = series(seed, slower);
+            let mut one = made.remove(1);
+            let intervals = streams.remove(&one.name).unwrap();
+            one.name = format!("{system}-{number}");
+            one.system = (*system).to_owned();
+            one.load.rate = Some(rate);
+            all.insert(one.name.clone(), intervals);
+            run.series.push(one);
+        }
+    }
     Files::make(run, 1_795_219_200.0, all).unwrap()
 }
 
@@ -114,6 +139,7 @@ fn trial(round: u32, factor: f64, random: &mut SplitMix64, streams: &mut Streams
         seconds: 2.0,
         tally,
         shares,
+        drops: BTreeMap::from([("edge0: eth0, received".to_owned(), u64::from(round))]),
         figures: figures(streams, Some(round)),
         doubts: Vec::new(),
     }
@@ -207,9 +233,9 @@ fn truncated_edited_and_other_results_are_refused_and_named() {
     });
     assert!(cut.contains("cut off") && cut.contains("line"), "{cut}");
     let other = refused("version", "result.json", |text| {
-        text.replacen("\"schema_version\": 1", "\"schema_version\": 2", 1)
+        text.replacen("\"schema_version\": 2", "\"schema_version\": 1", 1)
     });
-    assert!(other.contains("schema_version 2"), "{other}");
+    assert!(other.contains("schema_version 1"), "{other}");
     let unknown = refused("unknown", "result.json", |text| {
         text.replacen("\"interrupted\"", "\"finished\"", 1)
     });
@@ -258,4 +284,54 @@ fn the_schema_in_the_repository_is_that_of_the_types() {
         fs::read_to_string(SCHEMA).is_ok_and(|committed| committed == schema),
         "write it anew: GUIDEWAY_WRITE_SCHEMA=1 cargo test --workspace --lib the_schema"
     );
+}
+
+/// Makes a result of live frames, of which systems take 4, 3 and half a million a second.
+pub(crate) fn rates() -> Files {
+    const TEXT: &str = "name: rates\nsystems: [direct, ours-ipip, kube-proxy-nftables]\n\
+                        loads: [{ generator: live, schedule: max }]\nseconds: 1\nrounds: 6\n";
+    let scenario = Scenario::parse(TEXT).unwrap();
+    let mut run = sample(1, 1.0).run;
+    let systems = scenario.systems.iter().zip([4_000_000, 3_000_000, 500_000]);
+    let trial = |round, sent| Trial {
+        round,
+        place: 1,
+        at: f64::from(round),
+        seconds: 1.0,
+        tally: Tally {
+            offered: sent,
+            sent,
+            received: sent,
+            ..Tally::default()
+        },
+        shares: Vec::new(),
+        drops: BTreeMap::new(),
+        figures: figures(&Streams::new(), None),
+        doubts: Vec::new(),
+    };
+    let series = systems.map(|(system, rate)| Series {
+        name: format!("{system}-1"),
+        system: system.to_string(),
+        description: String::new(),
+        load: scenario.loads[0].clone(),
+        backends: Vec::new(),
+        trials: (1..=6).map(|round| trial(round, rate)).collect(),
+        figures: figures(&Streams::new(), None),
+    });
+    run.series = series.collect();
+    let names = run.series.iter().map(|series| series.name.clone());
+    let streams = names.map(|name| (name, Streams::new())).collect();
+    run.scenario_text = TEXT.to_owned();
+    run.scenario = scenario;
+    Files::make(run, 0.0, streams).unwrap()
+}
+
+#[test]
+fn a_result_without_latencies_has_no_histograms_and_is_read_as_it_was_written() {
+    let files = rates();
+    assert!(files.logs.is_empty());
+    let read = Files::of_texts(files.json.clone(), files.logs).unwrap();
+    assert_eq!(read.run.series, files.run.series);
+    let error = read.started().unwrap_err().to_string();
+    assert!(error.contains("tells no start"), "{error}");
 }

@@ -1,23 +1,17 @@
 //! Reading a scenario, with an account of everything that is wrong with it.
 
+mod load;
+
 use std::{fmt, ops::RangeInclusive, str::FromStr};
 
 use serde::Deserialize;
 use serde_saphyr::{Location, MessageFormatter, Spanned, UserMessageFormatter};
 
-use super::{
-    Generator, LARGEST_FRAME, LEAST_ROUNDS, Load, MOST_SERVICES, Named, SMALLEST_FRAME, Scenario,
-    Schedule, System, Wire,
-};
+use super::{LEAST_ROUNDS, MOST_SERVICES, Named, Scenario, System, WireKind};
+use load::LoadText;
 
 /// Allowed seconds of a trial.
 const SECONDS: RangeInclusive<f64> = 0.1..=600.0;
-/// Rates that one thread with sockets can be asked for.
-const RATES: RangeInclusive<f64> = 1.0..=1e6;
-/// Allowed numbers of flows: each has a socket.
-const FLOWS: RangeInclusive<u32> = 1..=512;
-/// Longest time between two requests of a flow, in seconds. Connection tracking forgets a UDP flow after 30.
-const LONGEST_PAUSE: f64 = 10.0;
 
 /// A broken rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,16 +70,6 @@ struct File {
     seed: Text,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct LoadText {
-    generator: Text,
-    schedule: Text,
-    rate: Text,
-    flows: Text,
-    frame_bytes: Text,
-}
-
 impl Scenario {
     /// Reads a scenario.
     ///
@@ -140,7 +124,7 @@ impl Reader {
     fn scenario(&mut self, file: File, whole: Location) -> Scenario {
         Scenario {
             name: self.name(file.name, whole),
-            wire: self.named(file.wire, whole, "wire", Some(Wire::Lab)),
+            wire: self.named(file.wire, whole, "wire", Some(WireKind::Lab)),
             systems: self.systems(file.systems.unwrap_or_default(), whole),
             services: self.number(file.services, whole, "services", Some(1), 1..=MOST_SERVICES),
             loads: self.loads(file.loads.unwrap_or_default(), whole),
@@ -162,44 +146,6 @@ impl Reader {
             systems.push(system);
         }
         systems
-    }
-
-    fn loads(&mut self, texts: Vec<Spanned<LoadText>>, whole: Location) -> Vec<Load> {
-        let remedy = "write loads: [{ rate: 1000 }]";
-        self.check(whole, !texts.is_empty(), "there are no loads", remedy);
-        let loads = texts.into_iter();
-        loads
-            .map(|load| self.load(load.value, load.referenced))
-            .collect()
-    }
-
-    fn load(&mut self, text: LoadText, at: Location) -> Load {
-        let (smallest, largest) = (SMALLEST_FRAME, LARGEST_FRAME);
-        let before = self.problems.len();
-        let rate = self.number(text.rate, at, "rate", None, RATES);
-        let place = text.flows.as_ref().map_or(at, |flows| flows.referenced);
-        let flows = self.number(text.flows, at, "flows", Some(16), FLOWS);
-        let pause = f64::from(flows) / rate;
-        let reason = format!("each of {flows} flows sends every {pause:.0} s only");
-        let remedy = format!(
-            "write at most {} flows, or a higher rate",
-            rate * LONGEST_PAUSE
-        );
-        let known = self.problems.len() == before;
-        self.check(place, !known || pause <= LONGEST_PAUSE, &reason, &remedy);
-        Load {
-            generator: self.named(text.generator, at, "generator", Some(Generator::Sockets)),
-            schedule: self.named(text.schedule, at, "schedule", Some(Schedule::Constant)),
-            rate,
-            flows,
-            frame_bytes: self.number(
-                text.frame_bytes,
-                at,
-                "frame_bytes",
-                Some(smallest),
-                smallest..=largest,
-            ),
-        }
     }
 
     fn name(&mut self, text: Text, whole: Location) -> String {
@@ -274,6 +220,7 @@ impl Reader {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scenario::{Load, Schedule, load};
 
     const GOOD: &str = "\
 name: udp
@@ -288,15 +235,12 @@ rounds: 6
     fn a_scenario_is_read_with_its_defaults() {
         let expected = Scenario {
             name: "udp".to_owned(),
-            wire: Wire::Lab,
+            wire: WireKind::Lab,
             systems: vec![System::Direct, System::OursIpip],
             services: 1,
             loads: vec![Load {
-                generator: Generator::Sockets,
                 schedule: Schedule::Poisson,
-                rate: 1000.0,
-                flows: 4,
-                frame_bytes: 64,
+                ..load()
             }],
             seconds: 2.0,
             rounds: 6,
@@ -309,26 +253,6 @@ rounds: 6
     fn each_problem_has_its_line_and_column_and_a_remedy() {
         for (from, to, expected) in [
             (
-                "1000",
-                "0",
-                "line 4, column 13: rate is \"0\"; write a number from 1 to 1000000",
-            ),
-            (
-                "1000",
-                "5kpps",
-                "line 4, column 13: rate is \"5kpps\"; write a number",
-            ),
-            (
-                "rate: 1000, ",
-                "",
-                "line 4, column 5: rate is missing; write a number from 1",
-            ),
-            (
-                "flows: 4",
-                "frame_bytes: 63",
-                "frame_bytes is \"63\"; write a number from 64 to 1500",
-            ),
-            (
                 "rounds: 6",
                 "rounds: 5",
                 "line 6, column 9: rounds is \"5\"; write a number from 6",
@@ -337,11 +261,6 @@ rounds: 6
                 "rounds: 6",
                 "wire: moon",
                 "line 6, column 7: unknown wire \"moon\"; write lab",
-            ),
-            (
-                "rate: 1000, flows: 4",
-                "rate: 1, flows: 11",
-                "line 4, column 23: each of 11 flows sends every 11 s only; write at most 10 flows",
             ),
             (
                 "rounds: 6",

@@ -18,7 +18,7 @@ use rustix::{
 
 use crate::{
     load::{Arrivals, sockets::now_ns},
-    probe::{Key, PROBE_LENGTH},
+    probe::{Key, MARK_LENGTH, PROBE_LENGTH},
 };
 
 /// How long a responder may take to notice that it is to end.
@@ -29,14 +29,19 @@ const POLL: Timespec = Timespec {
 
 /// A backend: a thread with a socket for each of its addresses. It ends on drop.
 #[derive(Debug)]
-pub(super) struct Responder {
+pub struct Responder {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Responder {
-    /// Starts the backend with this number on a machine.
-    pub(super) fn start(
+    /// Starts the backend with this number on a machine. It answers with the key of marks, and adds what it reads to
+    /// the arrivals.
+    ///
+    /// # Errors
+    ///
+    /// When an address cannot be had.
+    pub fn start(
         node: &Machine,
         addresses: &[SocketAddr],
         number: u16,
@@ -112,6 +117,8 @@ impl Backend {
                 continue;
             };
             let mark = self.marks.mark(probe, self.number);
+            // The mark takes the place of padding: an answer is no longer than its request has to be.
+            let padding = padding.get(MARK_LENGTH..).unwrap_or_default();
             // What cannot be sent is lost, and counted as that.
             let _ = socket.send_to(&[probe, &mark[..], padding].concat(), client);
             self.arrivals.add((*probe, at));

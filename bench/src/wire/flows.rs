@@ -1,17 +1,18 @@
 //! Flows through the lab: opened, and proved to be answered.
 
-use std::{
-    net::{IpAddr, SocketAddr, UdpSocket},
-    time::Duration,
-};
+use std::{net::UdpSocket, sync::atomic::Ordering, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use lab::wait_for;
 
-use super::{BACKENDS, Lab, PORT, routed};
+use super::{Lab, PlannedFlow, addresses};
 use crate::{
-    load::sockets::{self, Flow, Trial},
-    scenario::{Load, SMALLEST_FRAME, System},
+    load::{
+        Asked, Generator, Trial,
+        sockets::{self, Flow, Requests},
+    },
+    probe::PROBE_LENGTH,
+    scenario::{AddressFamily, Load, System},
 };
 
 /// Flows by which a balancer shows that it balances. Chance leaves one of three backends out once in 10^11 times.
@@ -21,113 +22,107 @@ const PROOF_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time between two probes of a proof.
 const PROOF_PACE: Duration = Duration::from_millis(1);
 
+/// A load through sockets to one system.
+#[derive(Debug)]
+pub(super) struct Sockets<'a> {
+    lab: &'a Lab,
+    system: System,
+    load: Load,
+    flows: Vec<Flow>,
+}
+
+impl Generator for Sockets<'_> {
+    /// kube-proxy may have forgotten a flow that was idle, and then chooses anew: so each flow sends one request first, and
+    /// the backend that answers is the flow's from then on.
+    fn run(&mut self, asked: Asked) -> Result<Trial> {
+        let (lab, system) = (self.lab, self.system);
+        if system.proxy_mode().is_some() {
+            lab.prove(system, self.load.family, &mut self.flows)?;
+        }
+        let requests = Requests::of(&self.load, asked);
+        Ok(sockets::run(&self.flows, &requests, &lab.backends)?.0)
+    }
+}
+
+/// Returns how many flows prove that a system balances, before those of a load.
+pub(super) fn flows_of_proof(system: System) -> u32 {
+    match system {
+        System::Direct | System::Routing => 0,
+        _ => BALANCE_FLOWS,
+    }
+}
+
 impl Lab {
     /// Opens the flows of a load to a system, and proves that each has an answer from its own backend, and that a
     /// balancer uses all backends.
-    ///
-    /// # Errors
-    ///
-    /// When a flow has no answer, or another backend's; when a backend has no flow.
-    pub fn open(&self, system: System, load: &Load) -> Result<Vec<Flow>> {
-        if !matches!(system, System::Direct | System::Routing) {
-            let mut flows = self.open_flows(system, BALANCE_FLOWS)?;
-            let trial = self.prove(system, &mut flows)?;
+    pub(super) fn open_sockets(&self, system: System, load: &Load) -> Result<Sockets<'_>> {
+        let proof = flows_of_proof(system);
+        if proof > 0 {
+            let mut flows = self.open_flows(system, load, proof)?;
+            let trial = self.prove(system, load.family, &mut flows)?;
             ensure!(
                 trial.shares.iter().all(|&share| share > 0),
-                "{system} does not balance: {BALANCE_FLOWS} flows went to its backends as {:?}",
+                "{system} does not balance: {proof} flows went to its backends as {:?}",
                 trial.shares
             );
         }
-        let mut flows = self.open_flows(system, load.flows)?;
-        self.prove(system, &mut flows)?;
-        Ok(flows)
-    }
-
-    /// Prepares flows for a trial. kube-proxy may have forgotten a flow that was idle, and then chooses anew: so each flow
-    /// sends one request, and the backend that answers is the flow's from then on.
-    ///
-    /// # Errors
-    ///
-    /// When a flow has no answer.
-    pub fn refresh(&self, system: System, flows: &mut [Flow]) -> Result<()> {
-        if system.proxy_mode().is_some() {
-            self.prove(system, flows)?;
-        }
-        Ok(())
-    }
-
-    fn open_flows(&self, system: System, number: u32) -> Result<Vec<Flow>> {
-        (0..number)
-            .map(|flow| self.open_flow(system, flow))
-            .collect()
-    }
-
-    fn open_flow(&self, system: System, number: u32) -> Result<Flow> {
-        let client = &self.net.clients()[0];
-        let own = SocketAddr::new(client.v4(), client.fresh_port());
-        let node = number as usize % BACKENDS;
-        let (to, backend) = match system {
-            System::Direct => (SocketAddr::new(self.nodes(system)[node].v4(), PORT), node),
-            System::Routing => (SocketAddr::new(routed(node)?.into(), PORT), node),
-            _ => {
-                let services: Vec<SocketAddr> = self.listing(system)?.tried().collect();
-                let service = services[number as usize % services.len()];
-                (service, self.expected(system, service, own)?)
-            }
-        };
-        let open = || {
-            let socket = UdpSocket::bind(own)?;
-            socket.connect(to)?;
-            socket.set_nonblocking(true)?;
-            Ok::<_, std::io::Error>(socket)
-        };
-        Ok(Flow {
-            socket: client.namespace().run(open).context("opening a flow")?,
-            backend: u16::try_from(backend)?,
+        let mut flows = self.open_flows(system, load, load.flows)?;
+        self.prove(system, load.family, &mut flows)?;
+        let load = load.clone();
+        Ok(Sockets {
+            lab: self,
+            system,
+            load,
+            flows,
         })
     }
 
-    /// Asks the edge's agent which backend a flow belongs to. kube-proxy's choice is chance, and is learned from the first
-    /// answer.
-    fn expected(&self, system: System, service: SocketAddr, client: SocketAddr) -> Result<usize> {
-        if !system.is_ours() {
-            return Ok(0);
-        }
-        let (key, from) = (format!("{service}/udp"), client.to_string());
-        let arguments = ["which", "--service", &key, "--from", &from];
-        let edge = self.edge(system)?.namespace();
-        let answer = self.guideway.ask(edge, &arguments)?;
-        let backend = answer["choice"]["backend"].as_str().unwrap_or_default();
-        // With a port, where the edge translates it.
-        let address: IpAddr = backend
-            .parse()
-            .or_else(|_| backend.parse().map(|socket: SocketAddr| socket.ip()))
-            .with_context(|| format!("no backend in {answer}"))?;
-        let mut nodes = self.nodes(system).iter();
-        let place = nodes.position(|node| node.v4() == address);
-        place.with_context(|| format!("{address} is no node"))
+    fn open_flows(&self, system: System, load: &Load, number: u32) -> Result<Vec<Flow>> {
+        let taken = u16::try_from(number)?;
+        let first = self.next_port.fetch_add(taken, Ordering::Relaxed);
+        let clients = addresses::clients(load.family, first, number)?.into_iter();
+        let planned = addresses::flows(&self.scenario, system, load, clients)?;
+        planned.iter().map(|flow| self.open_flow(flow)).collect()
+    }
+
+    /// Until a flow has had an answer, the first backend counts as that of a flow whose backend the system draws.
+    fn open_flow(&self, planned: &PlannedFlow) -> Result<Flow> {
+        let open = || {
+            let socket = UdpSocket::bind(planned.client)?;
+            socket.connect(planned.to)?;
+            socket.set_nonblocking(true)?;
+            Ok::<_, std::io::Error>(socket)
+        };
+        let client = self.net.clients()[0].namespace();
+        Ok(Flow {
+            socket: client.run(open).context("opening a flow")?,
+            backend: planned.backend.unwrap_or(0),
+        })
     }
 
     /// Sends one probe by each flow until all are answered by the right backend.
-    fn prove(&self, system: System, flows: &mut [Flow]) -> Result<Trial> {
+    fn prove(&self, system: System, family: AddressFamily, flows: &mut [Flow]) -> Result<Trial> {
         let pace = u64::try_from(PROOF_PACE.as_nanos())?;
-        let due: Vec<u64> = (0..)
-            .map(|number| number * pace)
-            .take(flows.len())
-            .collect();
+        let number = u32::try_from(flows.len())?;
+        let requests = Requests {
+            seconds: PROOF_PACE.as_secs_f64() * f64::from(number),
+            due: (0..number).map(|number| u64::from(number) * pace).collect(),
+            flows: (0..number).collect(),
+            payloads: vec![PROBE_LENGTH],
+        };
         let learns = system.proxy_mode().is_some();
         let awaited = format!(
-            "{system} answers all of {} flows from their backends",
+            "{system} answers all of {} flows by {family} from their backends",
             flows.len()
         );
         Ok(wait_for(&awaited, PROOF_TIMEOUT, || {
-            let trial = sockets::run(flows, &due, SMALLEST_FRAME, &self.backends)?;
+            let (trial, answered_by) = sockets::run(flows, &requests, &self.backends)?;
             let tally = trial.tally;
             let right = learns || tally.misdelivered == 0;
             if tally.received < tally.offered || tally.corrupt > 0 || !right {
                 bail!("{tally:?}")
             }
-            for (flow, backend) in flows.iter_mut().zip(&trial.answered_by) {
+            for (flow, backend) in flows.iter_mut().zip(&answered_by) {
                 flow.backend = backend.unwrap_or(flow.backend);
             }
             Ok(trial)

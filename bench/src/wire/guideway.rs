@@ -1,14 +1,11 @@
 //! Configuration of Guideway's agents, on edges and nodes.
 
-use std::{
-    fmt::Write as _,
-    net::{IpAddr, Ipv4Addr},
-};
+use std::{fmt::Write as _, net::IpAddr};
 
 use anyhow::Result;
 use lab::{Guideway, Machine};
 
-use super::{Listing, PORT};
+use super::{HASH_SEED, Listing, PORT};
 use crate::scenario::System;
 
 /// Slots of the lookup table of three backends.
@@ -24,14 +21,15 @@ pub(super) fn edge(system: System, listing: &Listing, nodes: &[Machine]) -> Resu
         System::OursNat => "nat",
         _ => "ipip",
     };
-    let vip: Ipv4Addr = listing.vip;
-    let mut text = common("edge", listing.services);
-    writeln!(text, "vips: [\"{vip}\"]\nservices:")?;
-    for number in 0..listing.services {
+    let services = listing.all();
+    let mut text = common("edge", u32::try_from(services.len())?);
+    let vips: Vec<String> = listing.vips().map(|vip| format!("\"{vip}\"")).collect();
+    writeln!(text, "vips: [{}]\nservices:", vips.join(", "))?;
+    for (number, (service, protocol)) in (0..).zip(services) {
+        let (address, port) = (service.ip(), service.port());
         writeln!(
             text,
-            "  - name: bench-{number}\n    address: \"{vip}\"\n    port: {}\n    protocol: udp\n    mode: {mode}\n    backends:",
-            listing.port(number)
+            "  - name: bench-{number}\n    address: \"{address}\"\n    port: {port}\n    protocol: {protocol}\n    mode: {mode}\n    backends:",
         )?;
         for node in nodes {
             // Where the edge translates nothing, the backend has the Service's port.
@@ -39,7 +37,8 @@ pub(super) fn edge(system: System, listing: &Listing, nodes: &[Machine]) -> Resu
                 System::OursNat => format!(", port: {PORT}"),
                 _ => String::new(),
             };
-            writeln!(text, "      - {{ address: \"{}\"{port} }}", node.v4())?;
+            let node = node.address_like(address);
+            writeln!(text, "      - {{ address: \"{node}\"{port} }}")?;
         }
     }
     Ok(text)
@@ -62,6 +61,7 @@ tables: {{ lut_arena_mib: {arena}, services: {services}, backends: {backends}, n
 api: {{ socket: {} }}
 roles: [{role}]
 node_health: off
+hash_seed: {HASH_SEED}
 ",
         socket.display()
     )

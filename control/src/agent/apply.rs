@@ -28,10 +28,7 @@ impl Agent {
         self.programmed.finish();
         self.tables.reclaim();
         if let Err(error) = self.attachments.pins.remove_other_versions() {
-            tracing::warn!(
-                error = chain(&error),
-                "tables of another layout version stay in memory"
-            );
+            tracing::warn!(error = chain(&error), "former tables stay in memory");
         }
         self.problems.replace(Instant::now(), attempt.outcomes);
         done
@@ -52,7 +49,7 @@ impl Agent {
     /// Returns whether our programs would replace serving ones of an earlier agent although our tables are
     /// still empty.
     pub(super) fn is_held_back(&self) -> bool {
-        self.attachments.other_layout && self.waits_for_state()
+        self.attachments.has_former_tables && self.waits_for_state()
     }
 
     /// Executes every operation of the plan, whatever the outcome of the others.
@@ -77,7 +74,7 @@ impl Agent {
             // The services are in the tables by now, and the next packet may meet our programs.
             if !attaches && operation.attaches() {
                 attaches = true;
-                self.attachments.inherit_flows(&mut self.tables);
+                self.attachments.inherit(&mut self.tables);
             }
             let changes = !matches!(operation, Operation::Resolve { .. });
             attempt.removed |= matches!(operation, Operation::Remove(_));

@@ -7,7 +7,7 @@ use fastpath::attach::{AttachError, Attachment, EgressAttachment, EgressHook, Mo
 use fastpath::facts::Devices;
 use fastpath::load::Loaded;
 use fastpath::pins::{PinError, Pins};
-use fastpath::tables::{FormerFlows, InheritedFlows, Tables};
+use fastpath::tables::{FormerTables, InheritedFlows, Tables};
 
 use super::problems::{Item, Problems};
 use super::view::Running;
@@ -29,10 +29,10 @@ pub(super) struct Attachments {
     pub(super) pins: Pins,
     /// Keeps other agents off the pins while it is open.
     _pins_lock: File,
-    /// Whether an earlier agent's tables have another layout. Its programs then do not use our tables.
-    pub(super) other_layout: bool,
-    /// Flows that those programs remember, until ours have replaced them everywhere.
-    former_flows: Option<FormerFlows>,
+    /// Whether an earlier agent's programs use other tables than ours: of another layout, or of other sizes.
+    pub(super) has_former_tables: bool,
+    /// Those tables, as far as they can be read, until our programs have replaced those everywhere.
+    former_tables: Vec<FormerTables>,
     /// Why frames that XDP fails to send are not counted; `None` if they are.
     pub(super) uncounted: Option<String>,
     pub(super) interfaces: BTreeMap<String, Attached>,
@@ -51,23 +51,23 @@ impl Attachments {
         loaded: Loaded,
         pins: Pins,
         pins_lock: File,
-        other_layout: bool,
+        has_former_tables: bool,
     ) -> Result<Self, PinError> {
-        let former_flows = FormerFlows::open(&pins).unwrap_or_else(|error| {
+        let former_tables = FormerTables::open(&pins).unwrap_or_else(|error| {
             tracing::warn!(
                 error = chain(&error),
-                "flows of the other table layout begin anew"
+                "flows of the former tables begin anew"
             );
-            None
+            Vec::new()
         });
         Ok(Self {
-            former_flows,
+            former_tables,
             inherited: pins.interfaces()?.into_iter().collect(),
             inherited_egress: pins.egress_devices()?.into_iter().collect(),
             loaded,
             pins,
             _pins_lock: pins_lock,
-            other_layout,
+            has_former_tables,
             uncounted: None,
             interfaces: BTreeMap::new(),
             unattached: BTreeMap::new(),
@@ -75,29 +75,35 @@ impl Attachments {
         })
     }
 
-    /// Copies the flows that programs of another layout remember into our tables.
-    pub(super) fn inherit_flows(&mut self, tables: &mut Tables) {
-        let Some(former) = &mut self.former_flows else {
-            return;
-        };
-        match tables.inherit_flows(former) {
-            Ok(InheritedFlows {
-                local,
-                to_pods,
-                nat,
-            }) => tracing::info!(local, to_pods, nat, "flows of the other table layout go on"),
-            Err(error) => tracing::warn!(
-                error = chain(&error),
-                "flows of the other table layout begin anew"
-            ),
+    /// Copies what programs of former tables remember and have counted into our tables. To be called before ours take
+    /// their place.
+    pub(super) fn inherit(&mut self, tables: &mut Tables) {
+        // To copy a million flows takes seconds; the second time finds those that began meanwhile.
+        for _ in 0..2 {
+            self.inherit_flows(tables, false);
+        }
+        for former in &self.former_tables {
+            tables.inherit_counters(former);
         }
     }
 
-    /// Copies them for the last time once no such program runs any more, for flows that began while one did.
+    /// Copies flows for the last time once no such program runs any more, for flows that began while one did.
     pub(super) fn finish_inheritance(&mut self, tables: &mut Tables) {
         if self.inherited.is_empty() && self.inherited_egress.is_empty() {
-            self.inherit_flows(tables);
-            self.former_flows = None;
+            self.inherit_flows(tables, true);
+            self.former_tables.clear();
+        }
+    }
+
+    fn inherit_flows(&mut self, tables: &mut Tables, have_ended: bool) {
+        for former in &mut self.former_tables {
+            match tables.inherit_flows(former, have_ended) {
+                Ok(flows) => log_inherited(flows),
+                Err(error) => tracing::warn!(
+                    error = chain(&error),
+                    "flows of the former tables begin anew"
+                ),
+            }
         }
     }
 
@@ -363,6 +369,22 @@ impl Attachments {
             program: attachment.program,
         };
         self.egress.iter().map(running).collect()
+    }
+}
+
+fn log_inherited(flows: InheritedFlows) {
+    let InheritedFlows {
+        local,
+        to_pods,
+        nat,
+        left_out,
+    } = flows;
+    tracing::info!(local, to_pods, nat, "flows of the former tables go on");
+    if left_out > 0 {
+        tracing::warn!(
+            left_out,
+            "smaller tables take the newest flows; the oldest begin anew"
+        );
     }
 }
 

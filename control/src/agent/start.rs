@@ -1,5 +1,6 @@
 //! Starts the agent: validates the configuration, loads the programs, and adopts what an earlier agent left.
 
+use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,10 +8,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fastpath::facts::{self, Bpffs};
-use fastpath::load::{LoadError, Loader};
+use fastpath::load::{LoadError, Loader, Resized};
 use fastpath::nexthop::{NetlinkError, Watcher};
 use fastpath::pins::{PinError, Pins};
-use fastpath::tables::{TableError, Tables};
+use fastpath::tables::{self, FormerTablesError, TableError, Tables};
 use xdp_prog::abi::{WAYS, map};
 
 use super::Agent;
@@ -63,6 +64,22 @@ pub enum StartError {
     /// The pins of an earlier agent cannot be read.
     #[error(transparent)]
     Adopt(#[from] PinError),
+    /// The tables of an earlier agent cannot be read.
+    #[error("cannot read the tables that are pinned")]
+    FormerTables(#[from] FormerTablesError),
+    /// A table would be made smaller than what is in it.
+    #[error(
+        "tables.{table}: {used} entries are in use, {asked} are asked for; ask for more, or remove some first \
+         with the size as it was"
+    )]
+    TooSmall {
+        /// The field below `tables`.
+        table: &'static str,
+        /// Entries that are asked for, which are slots in the lookup tables.
+        asked: u32,
+        /// Entries in use.
+        used: usize,
+    },
     /// The programs cannot be loaded.
     #[error("cannot load the dataplane")]
     Load(#[from] LoadError),
@@ -98,21 +115,16 @@ impl Agent {
         host::validate(path, &config, &facts)?;
         let pins_lock = lock_pins(&config.pin_dir)?;
         pins.follow_renames()?;
+        refuse_smaller_than_used(&pins, &config.tables)?;
+        let loaded = loader(pins.clone(), &config.tables).load()?;
+        for Resized { map, pinned, asked } in loaded.resized() {
+            tracing::info!(map, pinned, asked, "a table gets another size");
+        }
         let others = pins.other_versions()?;
         for other in &others {
             tracing::warn!(
                 pins = %other.display(),
-                "pins of another table layout: programs are replaced in place, tables filled anew; \
-                 what was counted is not carried over"
-            );
-        }
-        let loaded = loader(pins.clone(), config.tables).load()?;
-        for kept in loaded.kept_sizes() {
-            tracing::warn!(
-                map = kept.map,
-                pinned = kept.pinned,
-                asked = kept.asked,
-                "a pinned table keeps its size until `guideway detach`"
+                "pins of former tables: programs are replaced in place, tables filled anew"
             );
         }
         let attachments = Attachments::new(loaded, pins, pins_lock, !others.is_empty())?;
@@ -124,7 +136,7 @@ impl Agent {
             if let Err(error) = tables.inherit_announced(announced, claims) {
                 tracing::warn!(
                     error = chain(&error),
-                    "what the other layout announces is not gone on with until the election has settled"
+                    "what the former programs announce is not gone on with until the election has settled"
                 );
             }
         }
@@ -179,11 +191,41 @@ const fn buckets_for(services: u32) -> u32 {
     (services.next_power_of_two() * 2).div_ceil(WAYS)
 }
 
-fn loader(pins: Pins, sizes: TableSizes) -> Loader {
+/// Refuses to make a table smaller than what is in it. Of tables of flows, the newest go on.
+fn refuse_smaller_than_used(pins: &Pins, sizes: &TableSizes) -> Result<(), StartError> {
+    let asked = [
+        ("services", map::SERVICE, sizes.services),
+        ("backends", map::BACKENDS, sizes.backends),
+        ("next_hops", map::NEXTHOPS, sizes.next_hops),
+        ("lut_arena_mib", map::LUT, sizes.lut_slots),
+        ("vips", map::VIPS, sizes.vips),
+        ("trusted_edges", map::TRUSTED_EDGES, sizes.trusted_edges),
+        ("pods", map::PODS, sizes.pods),
+        ("source_ranges", map::SOURCE_RANGES, sizes.source_ranges),
+    ];
+    let entries = BTreeMap::from(entries(sizes));
+    for (table, map, asked) in asked {
+        let used = tables::in_use_beyond(pins, map, entries[map])?;
+        if used > asked as usize {
+            return Err(StartError::TooSmall { table, asked, used });
+        }
+    }
+    Ok(())
+}
+
+fn loader(pins: Pins, sizes: &TableSizes) -> Loader {
+    let entries = entries(sizes).into_iter();
+    entries.fold(Loader::pinned(pins), |loader, (map, entries)| {
+        loader.max_entries(map, entries)
+    })
+}
+
+/// Returns the number of entries of each map whose size can be configured.
+fn entries(sizes: &TableSizes) -> [(&'static str, u32); 19] {
     // One entry more in these tables: id 0 means "none".
     let (services, backends, next_hops) =
         (sizes.services + 1, sizes.backends + 1, sizes.next_hops + 1);
-    let sizes = [
+    [
         (map::FLOWS, sizes.flows),
         (map::FLOWS_DATAGRAM, sizes.flows),
         (map::FLOWS_EMBRYONIC, sizes.flows),
@@ -203,11 +245,7 @@ fn loader(pins: Pins, sizes: TableSizes) -> Loader {
         (map::NAT_FORWARD, sizes.nat_flows),
         (map::NAT_REVERSE, sizes.nat_flows),
         (map::NAT_COUNTS, services),
-    ];
-    let sizes = sizes.into_iter();
-    sizes.fold(Loader::pinned(pins), |loader, (map, entries)| {
-        loader.max_entries(map, entries)
-    })
+    ]
 }
 
 /// Locks the pin directory while the file is open, so that other agents keep off the pins.

@@ -147,6 +147,9 @@ impl Agent {
             warnings: warnings.chain(self.next_hops.warning()).cloned().collect(),
             cluster: self.cluster_view(),
         };
+        if let Some(feed) = self.feed().filter(|_| !self.waits_for_state()) {
+            feed.reports().set_machine_state(view.machine_state());
+        }
         // Frees the previous view, unless somebody still reads it.
         self.publication.views.send_replace(Arc::new(view));
     }

@@ -2,10 +2,12 @@
 
 use serde::Serialize;
 
+use crate::render::{Page, printable};
+
 /// The judgement about a fact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
-pub(super) enum Severity {
+pub(crate) enum Severity {
     /// The fact is as it should be.
     Ok,
     /// It works, but slower or with a risk.
@@ -16,36 +18,36 @@ pub(super) enum Severity {
 
 /// A fact with its judgement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Finding {
-    pub(super) severity: Severity,
-    /// Subject of the finding: `kernel`, `process`, `config`, `kubernetes` or an interface.
-    pub(super) subject: String,
+pub(crate) struct Finding {
+    pub(crate) severity: Severity,
+    /// Subject of the finding: `kernel`, `process`, `config`, `kubernetes`, an interface or an edge.
+    pub(crate) subject: String,
     /// The property that was checked.
-    pub(super) check: &'static str,
-    pub(super) detail: String,
+    pub(crate) check: &'static str,
+    pub(crate) detail: String,
     /// What to do; empty if nothing.
-    pub(super) remedy: String,
+    pub(crate) remedy: String,
 }
 
 /// Collects the findings about one subject.
-pub(super) struct SubjectReport {
+pub(crate) struct SubjectReport {
     subject: String,
-    pub(super) findings: Vec<Finding>,
+    pub(crate) findings: Vec<Finding>,
 }
 
 impl SubjectReport {
-    pub(super) fn of(subject: &str) -> Self {
+    pub(crate) fn of(subject: &str) -> Self {
         Self {
             subject: subject.to_owned(),
             findings: Vec::new(),
         }
     }
 
-    pub(super) fn ok(&mut self, check: &'static str, detail: impl Into<String>) {
+    pub(crate) fn ok(&mut self, check: &'static str, detail: impl Into<String>) {
         self.find(Severity::Ok, check, detail.into(), String::new());
     }
 
-    pub(super) fn warn(
+    pub(crate) fn warn(
         &mut self,
         check: &'static str,
         detail: impl Into<String>,
@@ -54,7 +56,7 @@ impl SubjectReport {
         self.find(Severity::Warn, check, detail.into(), remedy.into());
     }
 
-    pub(super) fn fail(
+    pub(crate) fn fail(
         &mut self,
         check: &'static str,
         detail: impl Into<String>,
@@ -74,30 +76,26 @@ impl SubjectReport {
     }
 }
 
-/// Width of the page in characters; `detail` and `remedy` are wrapped to it.
-const WIDTH: usize = 80;
-
 /// Formats the findings in columns, with the number of each severity at the end.
-pub(super) fn page(findings: &[Finding]) -> String {
+pub(crate) fn page(findings: &[Finding], page: &mut Page) {
     let widest = |length: fn(&Finding) -> usize| findings.iter().map(length).max().unwrap_or(0);
     let subject = widest(|finding| finding.subject.len());
     let check = widest(|finding| finding.check.len());
-    let margin = "WARN  ".len() + subject + 2 + check + 2;
-    let mut page = String::new();
     for finding in findings {
         let severity = match finding.severity {
             Severity::Ok => "OK",
             Severity::Warn => "WARN",
             Severity::Fail => "FAIL",
         };
-        page.push_str(&format!(
+        let lead = format!(
             "{severity:<4}  {:<subject$}  {:<check$}  ",
-            finding.subject, finding.check
-        ));
-        page.push_str(&wrapped(&finding.detail, margin));
+            printable(&finding.subject),
+            finding.check
+        );
+        page.hanging(&lead, lead.len(), &finding.detail);
         if !finding.remedy.is_empty() {
-            page.push_str(&" ".repeat(margin));
-            page.push_str(&wrapped(&format!("-> {}", finding.remedy), margin));
+            let remedy = format!("-> {}", finding.remedy);
+            page.hanging(&" ".repeat(lead.len()), lead.len(), &remedy);
         }
     }
     let number = |severity| {
@@ -106,35 +104,13 @@ pub(super) fn page(findings: &[Finding]) -> String {
             .filter(|finding| finding.severity == severity);
         of_severity.count()
     };
-    page.push_str(&format!(
-        "\n{} OK, {} WARN, {} FAIL\n",
+    page.line("");
+    page.line(&format!(
+        "{} OK, {} WARN, {} FAIL",
         number(Severity::Ok),
         number(Severity::Warn),
         number(Severity::Fail)
     ));
-    page
-}
-
-/// Wraps a text between words. The first line starts at column `margin`; the others are indented to it.
-fn wrapped(text: &str, margin: usize) -> String {
-    let room = WIDTH.saturating_sub(margin).max(20);
-    let mut page = String::new();
-    let mut used = 0;
-    for word in text.split_whitespace() {
-        let length = word.chars().count();
-        if used > 0 && used + 1 + length > room {
-            page.push('\n');
-            page.push_str(&" ".repeat(margin));
-            used = 0;
-        } else if used > 0 {
-            page.push(' ');
-            used += 1;
-        }
-        page.push_str(word);
-        used += length;
-    }
-    page.push('\n');
-    page
 }
 
 #[cfg(test)]
@@ -142,20 +118,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn page_is_wrapped_to_80_columns_and_ends_with_the_sums() {
+    fn page_fits_its_terminal_and_ends_with_the_sums() {
+        let address = "[2001:db8:1234:5678:9abc:def0:1234:5678]:10256";
         let mut report = SubjectReport::of("enp1s0f0np0");
         report.ok("merging offloads", "off");
         report.warn(
             "merging offloads",
-            "some words ".repeat(20),
+            format!("{}{address}", "some words ".repeat(20)),
             "other words ".repeat(10),
         );
-        let page = page(&report.findings);
-        assert!(
-            page.lines()
-                .all(|line| line.len() <= WIDTH && line.trim_end() == line),
-            "{page}"
-        );
-        assert!(page.ends_with("\n1 OK, 1 WARN, 0 FAIL\n"), "{page}");
+        for width in [80, 160] {
+            let mut drawn = Page::new(width);
+            page(&report.findings, &mut drawn);
+            let page = drawn.into_text();
+            for line in page.lines() {
+                assert!(line.len() <= width && line.trim_end() == line, "{page}");
+            }
+            assert!(page.contains(address), "{page}");
+            assert_eq!(page.matches("other").count(), 10, "{page}");
+            assert!(page.ends_with("\n1 OK, 1 WARN, 0 FAIL\n"), "{page}");
+        }
     }
 }

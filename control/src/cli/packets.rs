@@ -24,6 +24,9 @@ pub struct Trace {
         help = "The client, such as 198.51.100.7:40000 or [2001:db8::7]:40000"
     )]
     pub from: Option<SocketAddr>,
+    /// The namespace of the service
+    #[arg(long, short, value_name = "NAMESPACE", requires = "service")]
+    pub namespace: Option<String>,
     /// A frame to follow in place of the flow's first packet: hexadecimal digits from the Ethernet header on
     #[arg(long, value_name = "FRAME")]
     pub hex: Option<String>,
@@ -43,7 +46,7 @@ Filter: a packet must meet all parts that are given
   host ADDRESS, net PREFIX   source or destination; up to two of them
   port NUMBER                source or destination; up to two of them
   tcp, udp, sctp, icmp
-  service VIP:PORT/PROTO     the same as host, port and protocol of a service
+  service SERVICE            the same as host, port and protocol of a service, by its address or its name
   forward, pass, drop, reply, to_client
                              the verdict; any of them if several are given
   reason NAME                the reason, as `guideway drops` names it, except those of `fail`; likewise
@@ -51,6 +54,7 @@ It looks into IP-in-IP and at the packet that an ICMP error quotes.
 
 Examples:
   guideway capture service 192.0.2.10:80/tcp -w web.pcapng
+  guideway capture service default/web:http -w web.pcapng
   guideway capture host 198.51.100.7 drop -w - | tshark -r - -V
   guideway capture --sample 1000 --duration 10 -w all.pcapng";
 
@@ -94,6 +98,9 @@ pub struct Which {
     /// The service, such as 192.0.2.10:80/tcp or default/web:http
     #[arg(long, short, value_name = "SERVICE", required_unless_present = "address", value_parser = one_service)]
     pub service: Option<String>,
+    /// The namespace of the service
+    #[arg(long, short, value_name = "NAMESPACE", requires = "service")]
+    pub namespace: Option<String>,
     /// Show instead what this machine serves at an address, and whether it announces the address
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["service", "from"])]
     pub address: Option<IpAddr>,
@@ -115,7 +122,11 @@ pub struct Which {
 }
 
 /// Reads what can mean one service: an address with port and protocol, or a name.
-fn one_service(text: &str) -> Result<String, String> {
+///
+/// # Errors
+///
+/// When the text is neither.
+pub fn one_service(text: &str) -> Result<String, String> {
     let is_name = || {
         let is_address = text.parse::<SocketAddr>().is_ok() || text.parse::<IpAddr>().is_ok();
         !is_address && !text.is_empty() && text.matches(':').count() <= 1

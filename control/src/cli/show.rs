@@ -41,7 +41,7 @@ impl Agent {
 /// How an answer is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
-    /// A page of 80 columns.
+    /// A page with the usual columns.
     Table,
     /// A page with more columns.
     Wide,

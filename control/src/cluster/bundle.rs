@@ -22,6 +22,7 @@ use super::page;
 use super::report::Report;
 use crate::cli::ClusterBundle;
 use crate::commands;
+use crate::render::Page;
 
 /// Longest file in a bundle, in bytes.
 const LONGEST: usize = 4 << 20;
@@ -66,7 +67,9 @@ pub(super) async fn write(client: &Client, options: &ClusterBundle) -> Result<Ex
     match Members::find(client, scope).await {
         Ok(members) => {
             let report = Report::of(client, &members, scope).await;
-            archive.add("status.txt", page::page(&report, true).as_bytes())?;
+            let mut page = Page::new(Page::ENDLESS);
+            page::page(&report, true, &mut page);
+            archive.add("status.txt", page.into_text().as_bytes())?;
             archive.add("status.json", commands::json(&report, true)?.as_bytes())?;
             wanted.extend(members.members.iter().flat_map(of_member));
         }

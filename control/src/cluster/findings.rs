@@ -40,7 +40,7 @@ pub(super) fn findings(
     findings
 }
 
-fn silence<T>(one: &Answered<T>) -> Option<String> {
+pub(super) fn silence<T>(one: &Answered<T>) -> Option<String> {
     let reason = one.error.as_ref()?;
     Some(format!(
         "{}: no answer of {}: {reason}",

@@ -2,35 +2,23 @@
 
 use super::report::{Answered, Report};
 use crate::api::{ControllerStatus, Status, unattached};
-use crate::render::{Table, duration, printable, wrapped};
+use crate::render::{Page, Table, duration};
 
-/// Width of the lines of findings.
-const WIDTH: usize = 78;
-
-pub(super) fn page(report: &Report, is_wide: bool) -> String {
-    let mut page = agents(&report.agents, is_wide);
-    page += "\n";
-    page += &controllers(&report.controllers, is_wide);
+pub(super) fn page(report: &Report, is_wide: bool, page: &mut Page) {
+    agents(&report.agents, is_wide, page);
+    page.line("");
+    controllers(&report.controllers, is_wide, page);
+    page.line("");
     if report.findings.is_empty() {
-        page += "\nno findings\n";
-        return page;
+        return page.line("no findings");
     }
-    page += "\nFINDINGS\n";
+    page.line("FINDINGS");
     for finding in &report.findings {
-        let lines = wrapped(
-            &printable(finding),
-            if is_wide { 2 * WIDTH } else { WIDTH } - 2,
-        );
-        for (number, line) in lines.iter().enumerate() {
-            page += if number == 0 { "- " } else { "  " };
-            page += line;
-            page += "\n";
-        }
+        page.hanging("- ", 2, finding);
     }
-    page
 }
 
-fn agents(agents: &[Answered<Status>], is_wide: bool) -> String {
+fn agents(agents: &[Answered<Status>], is_wide: bool, page: &mut Page) {
     let only_wide = |title| if is_wide { title } else { "" };
     let mut table = Table::new([
         "AGENT",
@@ -78,7 +66,7 @@ fn agents(agents: &[Answered<Status>], is_wide: bool) -> String {
             &agent.place,
         ]);
     }
-    table.render("no agents")
+    page.table(&table, "no agents");
 }
 
 /// Returns the worst that is to be said of an agent.
@@ -98,7 +86,7 @@ fn state(status: &Status) -> String {
     }
 }
 
-fn controllers(controllers: &[Answered<ControllerStatus>], is_wide: bool) -> String {
+fn controllers(controllers: &[Answered<ControllerStatus>], is_wide: bool, page: &mut Page) {
     let mut table = Table::new([
         "CONTROLLER",
         "VERSION",
@@ -111,7 +99,7 @@ fn controllers(controllers: &[Answered<ControllerStatus>], is_wide: bool) -> Str
         let state = status.map_or_else(|| "NO ANSWER".to_owned(), acts);
         table.row([&controller.name, &version, &state, &controller.place]);
     }
-    table.render("no controllers")
+    page.table(&table, "no controllers");
 }
 
 fn acts(status: &ControllerStatus) -> String {
@@ -174,16 +162,33 @@ mod tests {
     }
 
     #[test]
-    fn page_fits_80_columns_and_the_wide_one_160() {
-        for (is_wide, width) in [(false, 80), (true, 160)] {
-            let page = page(&report(), is_wide);
-            for line in page.lines() {
-                assert!(line.chars().count() <= width, "{line}");
-                assert_eq!(line.trim_end(), line);
+    fn page_fits_its_terminal_and_names_each_agent_and_controller() {
+        let long = [
+            "worker-17.rack-3.room-2.building-1.site-4.example.internal".to_owned(),
+            "0".repeat(200),
+        ];
+        for name in [None, Some(&long[0]), Some(&long[1])] {
+            for (is_wide, width) in [(false, 80), (true, 80), (false, 160), (true, 160)] {
+                let mut report = report();
+                if let Some(name) = name {
+                    report.agents[0].name.clone_from(name);
+                    report.controllers[0].place = format!("pod {name}");
+                }
+                let mut drawn = Page::new(width);
+                page(&report, is_wide, &mut drawn);
+                let page = drawn.into_text();
+                for line in page.lines() {
+                    assert!(line.chars().count() <= width, "{line}");
+                    assert_eq!(line.trim_end(), line);
+                }
+                let joined = page.replace('\n', "");
+                for agent in &report.agents {
+                    assert!(joined.contains(&agent.name), "{page}");
+                }
+                assert_eq!(page.contains("0123"), is_wide, "{page}");
+                assert!(!page.contains('\x1b'));
+                assert!(page.contains("NO ANSWER"), "{page}");
             }
-            assert_eq!(page.contains("0123"), is_wide, "{page}");
-            assert!(!page.contains('\x1b'));
-            assert!(page.contains("NO ANSWER"), "{page}");
         }
     }
 }

@@ -63,7 +63,8 @@ impl Report {
     }
 }
 
-async fn agent(client: &Client, member: &Member) -> Answered<Status> {
+/// Asks an agent.
+pub(super) async fn agent(client: &Client, member: &Member) -> Answered<Status> {
     let is_outside = matches!(member.place, Place::Outside(_));
     let mut answered: Answered<Status> = ask(client, member).await;
     let status = answered.status.as_ref().filter(|_| is_outside);

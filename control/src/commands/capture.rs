@@ -20,9 +20,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use self::comment::Names;
 use self::devices::Devices;
 use self::file::{Direction, PcapNg, Record};
+use super::{resolve, width_of};
 use crate::api::client::ask;
 use crate::api::{Backend, Request, ServiceFilter};
 use crate::cli;
+use crate::render::Page;
 
 /// How soon a signal or the end of the time is noticed.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -31,14 +33,14 @@ const PAUSE: Duration = Duration::from_millis(100);
 ///
 /// # Errors
 ///
-/// When the filter is invalid, nothing is attached, or the file cannot be written.
+/// When the filter is invalid or names no service, nothing is attached, or the file cannot be written.
 pub fn capture(options: &cli::Capture) -> Result<()> {
-    let (filter, outcomes) = filter::parse(&options.filter)?;
+    let socket = options.agent.socket()?;
+    let by_name = |name: &str| resolve(&socket, name, None, None);
+    let (filter, outcomes) = filter::parse(&options.filter, by_name)?;
     let is_over = stop_on_signal().context("cannot handle signals")?;
-    let names = match ask::<Vec<Backend>>(
-        &options.agent.socket()?,
-        &Request::Backends(ServiceFilter::default()),
-    ) {
+    let every = Request::Backends(ServiceFilter::default());
+    let names = match ask::<Vec<Backend>>(&socket, &every) {
         Ok(rows) => Names::new(&rows),
         Err(error) => {
             tell(&format!("services and backends go without names: {error}"));
@@ -175,6 +177,8 @@ fn stop_on_signal() -> io::Result<Arc<AtomicBool>> {
 
 /// Prints a message to standard error, because the packets may be on standard output.
 fn tell(text: &str) {
+    let mut page = Page::new(width_of(&io::stderr()));
+    page.line(&format!("guideway: {text}"));
     // A failed write is ignored: nobody reads the message then.
-    let _ = writeln!(io::stderr(), "guideway: {text}");
+    let _ = io::stderr().write_all(page.into_text().as_bytes());
 }

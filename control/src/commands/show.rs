@@ -5,7 +5,7 @@ mod services;
 mod status;
 
 use crate::api::Untrusted;
-use crate::render::{count, duration, printable};
+use crate::render::{Page, count, duration};
 
 pub use self::packets::{at_address, detached, drops, explained, flows, trace, which};
 pub use self::services::{backends, services};
@@ -36,31 +36,25 @@ fn rate(value: Option<u64>) -> String {
 /// Returns a line about the last machine whose outer headers were refused.
 fn last_untrusted(untrusted: &Untrusted) -> String {
     format!(
-        "last untrusted outer source: {}, {} ago\n",
+        "last untrusted outer source: {}, {} ago",
         untrusted.source,
         duration(untrusted.seconds_ago)
     )
 }
 
-fn indented(text: &str) -> String {
-    let lines = text.lines();
-    lines
-        .map(|line| format!("  {}\n", printable(line)))
-        .collect()
-}
-
-/// Formats the first notes, and the number of the others.
-fn first_notes<'n>(notes: impl ExactSizeIterator<Item = &'n String>) -> String {
-    let more = more_than(NOTES_SHOWN, notes.len());
-    let notes = notes.take(NOTES_SHOWN);
-    notes.map(|note| indented(note)).chain([more]).collect()
-}
-
-fn more_than(shown: usize, all: usize) -> String {
-    if all <= shown {
-        return String::new();
+/// Adds the first notes, and the number of the others.
+fn first_notes<'n>(page: &mut Page, notes: impl ExactSizeIterator<Item = &'n String>) {
+    let all = notes.len();
+    for note in notes.take(NOTES_SHOWN) {
+        page.note(note);
     }
-    format!("  and {} more; --json lists all\n", all - shown)
+    more_than(page, NOTES_SHOWN, all);
+}
+
+fn more_than(page: &mut Page, shown: usize, all: usize) {
+    if all > shown {
+        page.note(&format!("and {} more; --json lists all", all - shown));
+    }
 }
 
 #[cfg(test)]

@@ -44,6 +44,7 @@ pub fn effective(config: &Config) -> Value {
         "api": {"socket": config.socket},
         "metrics": {"listen": config.metrics.map_or_else(|| "off".to_owned(), |at| at.to_string())},
         "pin_dir": config.pin_dir,
+        "node_config": config.node_config,
     })
 }
 

@@ -147,7 +147,8 @@ pub(super) fn with_modes(entries: &[InterfaceEntry]) -> BTreeMap<String, AttachM
     interfaces
 }
 
-fn matches(pattern: &str, name: &str) -> bool {
+/// Tells whether a name matches a pattern, in which `*` stands for any characters and `?` for one.
+pub(super) fn matches(pattern: &str, name: &str) -> bool {
     fn rest_matches(pattern: &[u8], name: &[u8]) -> bool {
         match (pattern, name) {
             ([], _) => name.is_empty(),

@@ -20,7 +20,56 @@ macro_rules! sections {
         pub(super) struct $name {
             $($(#[$attribute])? pub(super) $field: $type,)*
         }
+
+        impl Overlay for $name {
+            fn over(self, base: Self) -> Self {
+                Self { $($field: self.$field.over(base.$field),)* }
+            }
+        }
     )*};
+}
+
+/// A part of the file that another one is laid over: sections are merged; single values and lists are replaced.
+pub(super) trait Overlay {
+    /// Lays this over `base`.
+    fn over(self, base: Self) -> Self;
+}
+
+impl Overlay for String {
+    fn over(self, _: Self) -> Self {
+        self
+    }
+}
+
+impl<T> Overlay for Vec<T> {
+    fn over(self, _: Self) -> Self {
+        self
+    }
+}
+
+impl Overlay for BTreeMap<String, String> {
+    fn over(self, mut base: Self) -> Self {
+        base.extend(self);
+        base
+    }
+}
+
+impl<T: Overlay> Overlay for Spanned<T> {
+    fn over(self, base: Self) -> Self {
+        Self {
+            value: self.value.over(base.value),
+            ..self
+        }
+    }
+}
+
+impl<T: Overlay> Overlay for Option<T> {
+    fn over(self, base: Self) -> Self {
+        match (self, base) {
+            (Some(this), Some(base)) => Some(this.over(base)),
+            (this, base) => this.or(base),
+        }
+    }
 }
 
 sections! {
@@ -46,6 +95,11 @@ sections! {
         api: Option<Api>,
         metrics: Option<Metrics>,
         pin_dir: Text,
+        node_config: List<Spanned<NodeConfig>>,
+    }
+    NodeConfig {
+        nodes: List<Spanned<String>>,
+        config: Option<Spanned<File>>,
     }
     Interface {
         name: Text,

@@ -420,7 +420,7 @@ macro_rules! cases {
 /// Each replacement changes the first occurrence.
 const CASES: &[Case] = cases! {
     "unknown field at the top": "vips:" => "vpis:",
-        "3:1: vpis: unknown field; the fields here are interfaces, roles, nodes, hash_seed, sources, nat, default_mode, vips, node_port_addresses, node_port_range, clamp_mss, services, health, node_health, trusted_edges, kubernetes, announce, tables, api, metrics, pin_dir";
+        "3:1: vpis: unknown field; the fields here are interfaces, roles, nodes, hash_seed, sources, nat, default_mode, vips, node_port_addresses, node_port_range, clamp_mss, services, health, node_health, trusted_edges, kubernetes, announce, tables, api, metrics, pin_dir, node_config";
     "unknown field of an interface": "  - name: eth0" => "  - name: eth0\n    speed: 10",
         "3:5: speed: unknown field; the fields here are name, pattern, default_route, mode";
     "unknown field of a service": "    port: 80" => "    prot: 80",
@@ -479,11 +479,11 @@ const CASES: &[Case] = cases! {
         "1:8: trusted_edges: missing; a node accepts IP-in-IP from listed edges only: list their outer source addresses";
 
     "hash seed is a word": "interfaces:" => "hash_seed: abc\ninterfaces:",
-        "1:12: hash_seed \"abc\": not a 64-bit number; use a number from 0 to 18446744073709551615 or 0x followed by up to 16 digits, the same on every edge";
+        "1:12: hash_seed: not a 64-bit number; use a number from 0 to 18446744073709551615 or 0x followed by up to 16 digits, the same on every edge";
     "hash seed of 65 bits": "interfaces:" => "hash_seed: 0x10000000000000000\ninterfaces:",
-        "1:12: hash_seed \"0x10000000000000000\": not a 64-bit number; use a number from 0 to 18446744073709551615 or 0x followed by up to 16 digits, the same on every edge";
+        "1:12: hash_seed: not a 64-bit number; use a number from 0 to 18446744073709551615 or 0x followed by up to 16 digits, the same on every edge";
     "hash seed negative": "interfaces:" => "hash_seed: -1\ninterfaces:",
-        "1:12: hash_seed \"-1\": not a 64-bit number; use a number from 0 to 18446744073709551615 or 0x followed by up to 16 digits, the same on every edge";
+        "1:12: hash_seed: not a 64-bit number; use a number from 0 to 18446744073709551615 or 0x followed by up to 16 digits, the same on every edge";
 
     "source of the other family": "interfaces:" => "sources: {ipv4: '2001:db8::2'}\ninterfaces:",
         "1:17: sources.ipv4 \"2001:db8::2\": an IPv6 address where IPv4 belongs; give an IPv4 address of this machine or leave the field out";

@@ -121,6 +121,7 @@ impl Rules {
             default_mode,
             health,
             kubernetes,
+            node_config: Vec::new(),
             origins: std::mem::take(&mut self.origins),
         }
     }
@@ -193,7 +194,12 @@ impl Rules {
     }
 
     fn refuse(&mut self, field: &str, text: &Spanned<String>, refusal: Refusal) {
-        self.report(Some(position(text)), field, &shorten(&text.value), refusal);
+        // A seed with a wrong digit is nearly the secret that it should be, and logs and pages quote problems.
+        let value = match field {
+            "hash_seed" => String::new(),
+            _ => shorten(&text.value),
+        };
+        self.report(Some(position(text)), field, &value, refusal);
     }
 
     fn missing(&mut self, field: &str, at: Option<Position>, remedy: impl Into<String>) {

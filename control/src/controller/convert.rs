@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::address_range::Family;
+use super::announcements::ANNOUNCED;
 use super::crd::{Condition, Pool, PoolStatus};
 use super::objects::{Labels, Request, Service};
 use super::pool_status::PoolSource;
@@ -179,11 +180,15 @@ fn observed(status: Option<&ServiceStatus>) -> CurrentStatus {
             more: ingress.hostname.is_some() || ingress.ports.is_some(),
         });
     let conditions = status.and_then(|status| status.conditions.as_ref());
-    let mut conditions = conditions.into_iter().flatten();
-    let ours = conditions.find(|condition| condition.type_.as_deref() == Some(ADDRESS_ASSIGNED));
+    let find = |kind| {
+        let mut conditions = conditions.into_iter().flatten();
+        let ours = conditions.find(|condition| condition.type_.as_deref() == Some(kind));
+        ours.map(condition)
+    };
     CurrentStatus {
         ingress: ingress.collect(),
-        condition: ours.map(condition),
+        condition: find(ADDRESS_ASSIGNED),
+        announced: find(ANNOUNCED),
     }
 }
 

@@ -170,8 +170,12 @@ impl Condition {
 
     /// Returns whether two conditions agree in everything but their times.
     pub(super) fn says_as(&self, other: &Self) -> bool {
-        let said = |one: &Self| (one.status.clone(), one.reason.clone(), one.message.clone());
-        said(self) == said(other)
+        self.said() == other.said()
+    }
+
+    /// Returns the status, the reason and the message.
+    pub(super) fn said(&self) -> [&str; 3] {
+        [&self.status, &self.reason, &self.message]
     }
 }
 

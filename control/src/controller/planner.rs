@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::allocate::{self, Decision, Inventory};
+use super::announcements::Announcements;
 use super::convert::{ObservedPool, ObservedService};
 use super::metrics::PoolValues;
 use super::object_cache::ObjectCache;
@@ -35,6 +36,7 @@ pub(super) struct Planner {
     /// Edges outside the cluster, from the slices of Guideway's own Service.
     pub(super) edges: ObjectCache<Vec<IpAddr>>,
     pub(super) namespaces: ObjectCache<Labels>,
+    pub(super) announcements: Announcements,
     /// Addresses decided last in this term, by Service, with the Service's uid. The watch may not show them yet.
     decided: BTreeMap<ObjectName, (String, Vec<IpAddr>)>,
     /// Problems of Services that this term has published as Events, by Service, with its uid.
@@ -128,7 +130,7 @@ impl Planner {
         for (name, seen) in self.services.objects() {
             let Some((service, decision)) = inventory.services.get(name).zip(decisions.get(name))
             else {
-                if seen.observed.condition.is_some() && !seen.is_of_other_class {
+                if seen.observed.has_conditions() && !seen.is_of_other_class {
                     let write = service_status::withdraw(name, &seen.uid);
                     plan.services.push((name.clone(), write));
                 }
@@ -141,7 +143,9 @@ impl Planner {
                 None => plan.assigned += 1,
                 Some(_) => plan.waiting += 1,
             }
-            let write = service_status::service(service, observed, decision, now);
+            let before = observed.announced.as_ref();
+            let announced = (self.announcements).condition(&decision.addresses, before, now);
+            let write = service_status::service(service, observed, decision, announced, now);
             plan.services
                 .extend(write.map(|write| (name.clone(), write)));
         }

@@ -30,6 +30,7 @@ use super::write::{WriteError, Writer};
 use super::write_scheduler::WriteScheduler;
 use crate::chain::chain;
 use crate::index::objects::{API_SERVICE, SERVICE_NAME};
+use crate::kubernetes::leases::{self, announced};
 use crate::kubernetes::request_errors::Purpose;
 use crate::kubernetes::schema::{Namespace, Service};
 use crate::kubernetes::watch_results::{WatchAnswer, WatchResult, watch_results};
@@ -37,6 +38,8 @@ use crate::timer::sleep_until;
 
 /// Most events applied before a decision.
 const EVENTS_AT_ONCE: usize = 1024;
+/// Most writes at a time that only tell who announces addresses. When an edge is lost, all of its addresses move.
+const ANNOUNCERS_AT_ONCE: usize = 100;
 /// Pause after a failure to read or make the seed.
 const SEED_PAUSE: Duration = Duration::from_secs(5);
 
@@ -46,6 +49,8 @@ pub(super) struct ControllerScope {
     pub(super) namespace: String,
     /// Name of Guideway's headless Service.
     pub(super) service: String,
+    /// Namespace of the edges' Leases.
+    pub(super) lease_namespace: String,
     /// Addresses of the API server.
     pub(super) api_server: BTreeSet<IpAddr>,
     /// Selects the Services that are ours.
@@ -103,6 +108,9 @@ pub(super) async fn follow(
                     Ok(()) => None,
                     Err(_) => Some(Instant::now() + SEED_PAUSE),
                 };
+            }
+            () = sleep_until(planner.announcements.due()), if is_ready => {
+                schedule.dirty |= planner.announcements.settle(Instant::now());
             }
             () = sleep_until(unclaimed.due()), if is_ready => {
                 writer.publish(unclaimed.take_due(Instant::now())).await;
@@ -174,7 +182,10 @@ async fn act(
         schedule.allows(&("service", name.clone()), *digest)
             && !planner.has_any(&uncounted, &write.given)
     });
-    let mut writes = writer.services(services.collect());
+    let (late, first): (Vec<_>, Vec<_>) =
+        services.partition(|(_, _, write)| write.is_about_announcers);
+    let late = late.into_iter().take(ANNOUNCERS_AT_ONCE);
+    let mut writes = writer.services(first.into_iter().chain(late).collect());
     while let Some((name, digest, written)) = writes.next().await {
         let object = ("service", name.clone());
         count(values, object.0, written.is_ok());
@@ -214,11 +225,12 @@ fn now() -> String {
 fn watches(
     client: &Client,
     scope: &ControllerScope,
-) -> [BoxStream<'static, WatchResult<Planner>>; 6] {
+) -> [BoxStream<'static, WatchResult<Planner>>; 7] {
     let classes = scope.classes.clone();
     let all = ListParams::default;
     let (namespace, name) = API_SERVICE;
     let of_api_servers = all().fields(&format!("metadata.name={name}"));
+    let of_edges = all().labels(&format!("{}={}", leases::LABEL, announced::LABEL_VALUE));
     let of_ours = all().labels(&format!("{SERVICE_NAME}={}", scope.service));
     [
         watch_results(
@@ -266,6 +278,15 @@ fn watches(
             |planner: &mut Planner, event| {
                 let labels = |namespace: &Namespace| convert::labels(&namespace.metadata);
                 planner.namespaces.take("namespace", event, labels)
+            },
+        ),
+        watch_results(
+            "lease",
+            Api::namespaced(client.clone(), &scope.lease_namespace),
+            of_edges,
+            |planner: &mut Planner, event| {
+                planner.announcements.take(event, Instant::now());
+                false
             },
         ),
     ]

@@ -23,6 +23,8 @@ pub(super) struct CurrentStatus {
     pub(super) ingress: Vec<Ingress>,
     /// The condition [`ADDRESS_ASSIGNED`].
     pub(super) condition: Option<Condition>,
+    /// The condition that says who announces the addresses.
+    pub(super) announced: Option<Condition>,
 }
 
 /// One entry of a Service's `status.loadBalancer.ingress`.
@@ -43,6 +45,11 @@ impl CurrentStatus {
         texts.filter_map(index::address)
     }
 
+    /// Returns whether the controller has written a condition.
+    pub(super) fn has_conditions(&self) -> bool {
+        self.condition.is_some() || self.announced.is_some()
+    }
+
     fn says(&self, addresses: &[IpAddr]) -> bool {
         let plain = |ingress: &Ingress| !ingress.more && ingress.mode.as_deref() == Some("VIP");
         self.ingress.len() == addresses.len()
@@ -60,6 +67,8 @@ pub(super) struct Write {
     pub(super) given: Vec<IpAddr>,
     /// The Events, in order.
     pub(super) events: Vec<PendingEvent>,
+    /// Whether only the condition that says who announces the addresses changes.
+    pub(super) is_about_announcers: bool,
 }
 
 impl Write {
@@ -71,17 +80,20 @@ impl Write {
 
 /// Returns the write that gives a Service its status; `None` if the status is right already.
 ///
-/// `now` is the time in RFC 3339.
+/// `announced` is the condition that says who announces the addresses, and `now` the time in RFC 3339.
 pub(super) fn service(
     service: &Service,
     observed: &CurrentStatus,
     decision: &Decision,
+    announced: Option<Condition>,
     now: &str,
 ) -> Option<Write> {
     let before = observed.condition.as_ref();
     let condition = condition(service, decision, before, now);
     let unchanged = before.is_some_and(|before| before.says_as(&condition));
-    if unchanged && observed.says(&decision.addresses) {
+    let is_right = unchanged && observed.says(&decision.addresses);
+    let told = observed.announced.as_ref().map(Condition::said);
+    if is_right && announced.as_ref().map(Condition::said) == told {
         return None;
     }
     let ingress: Vec<Value> = decision
@@ -89,7 +101,8 @@ pub(super) fn service(
         .iter()
         .map(|address| json!({"ip": address, "ipMode": "VIP"}))
         .collect();
-    let status = json!({"loadBalancer": {"ingress": ingress}, "conditions": [condition]});
+    let conditions: Vec<Condition> = [condition].into_iter().chain(announced).collect();
+    let status = json!({"loadBalancer": {"ingress": ingress}, "conditions": conditions});
     let had: BTreeSet<IpAddr> = observed.addresses().collect();
     let given = decision.addresses.iter().copied();
     let given: Vec<IpAddr> = given.filter(|address| !had.contains(address)).collect();
@@ -97,6 +110,7 @@ pub(super) fn service(
         patch: patch(&service.name, &service.uid, status),
         events: events(&given, decision, unchanged),
         given,
+        is_about_announcers: is_right,
     })
 }
 
@@ -106,6 +120,7 @@ pub(super) fn withdraw(name: &ObjectName, uid: &str) -> Write {
         patch: patch(name, uid, json!({})),
         given: Vec::new(),
         events: Vec::new(),
+        is_about_announcers: false,
     }
 }
 
@@ -182,6 +197,15 @@ mod tests {
 
     const NOW: &str = "2026-11-21T12:00:00Z";
 
+    fn service(
+        service: &Service,
+        observed: &CurrentStatus,
+        decision: &Decision,
+        now: &str,
+    ) -> Option<Write> {
+        super::service(service, observed, decision, None, now)
+    }
+
     fn ip(text: &str) -> IpAddr {
         text.parse().unwrap()
     }
@@ -225,6 +249,7 @@ mod tests {
                 })
                 .collect(),
             condition: serde_json::from_value(status["conditions"][0].clone()).unwrap(),
+            announced: serde_json::from_value(status["conditions"][1].clone()).unwrap(),
         }
     }
 

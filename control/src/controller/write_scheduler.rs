@@ -21,12 +21,17 @@ const QUIET: Duration = Duration::from_secs(120);
 /// Returns a digest of a write's content, without times and versions.
 pub(super) fn digest(patch: Option<&Value>, finalizers: Option<&[String]>) -> u64 {
     let mut patch = patch.cloned().unwrap_or_default();
-    for (path, key) in [
-        ("/metadata", "resourceVersion"),
-        ("/status/conditions/0", "lastTransitionTime"),
-    ] {
-        let part = patch.pointer_mut(path).and_then(Value::as_object_mut);
-        part.map(|part| part.remove(key));
+    let forget = |part: &mut Value, key: &str| part.as_object_mut().map(|part| part.remove(key));
+    if let Some(metadata) = patch.pointer_mut("/metadata") {
+        forget(metadata, "resourceVersion");
+    }
+    let conditions = patch.pointer_mut("/status/conditions");
+    for condition in conditions
+        .and_then(Value::as_array_mut)
+        .into_iter()
+        .flatten()
+    {
+        forget(condition, "lastTransitionTime");
     }
     let mut hasher = DefaultHasher::new();
     (patch, finalizers).hash(&mut hasher);

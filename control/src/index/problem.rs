@@ -110,6 +110,26 @@ pub struct Problem {
     pub only_here: bool,
 }
 
+impl Problem {
+    /// Returns whether every agent sees the problem, and the controller does not: that one follows no slices, and reads
+    /// each Service by itself.
+    pub fn is_for_agents(&self) -> bool {
+        let is_of_others = match self.object {
+            Object::Service(_) => matches!(
+                self.rule,
+                BrokenRule::Conflict
+                    | BrokenRule::SctpPort
+                    | BrokenRule::EndpointIsVip
+                    | BrokenRule::TooManyBackends
+                    | BrokenRule::TableShare
+            ),
+            Object::Slice(_) => true,
+            Object::Node(_) => false,
+        };
+        is_of_others && !self.only_here
+    }
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}; {}", self.object, self.text, self.remedy)

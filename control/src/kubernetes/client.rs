@@ -69,15 +69,23 @@ pub struct Identity {
 impl Identity {
     /// Takes each value from the configuration, else from the environment, else the default.
     pub fn of(options: &Kubernetes) -> Self {
-        let node_name = options.node_name.clone().or_else(|| variable(NODE_NAME));
-        let lease_namespace = options.lease_namespace.clone();
         Self {
-            node_name: node_name.unwrap_or_else(host_name),
-            lease_namespace: lease_namespace
-                .unwrap_or_else(|| format!("{}-edges", options.service)),
+            node_name: node_name(options.node_name.clone()),
+            lease_namespace: lease_namespace(options.lease_namespace.clone(), &options.service),
             namespace: namespace(options.namespace.clone()),
         }
     }
+}
+
+/// Returns the namespace of the edges' Leases: `given`, else the one that goes with Guideway's own Service.
+pub(crate) fn lease_namespace(given: Option<String>, service: &str) -> String {
+    given.unwrap_or_else(|| format!("{service}-edges"))
+}
+
+/// Returns the name of this machine's Node: `given`, else that of the environment, else the host name.
+pub(crate) fn node_name(given: Option<String>) -> String {
+    let name = given.or_else(|| variable(NODE_NAME));
+    name.unwrap_or_else(host_name)
 }
 
 /// Returns the namespace of Guideway's own objects: `given`, else that of the pod, else the default.

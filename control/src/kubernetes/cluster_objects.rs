@@ -20,6 +20,9 @@ use super::schema::{self, EndpointSlice, Node, Service, Unreadable};
 use crate::index::objects::{self, API_SERVICE, ObjectName};
 use crate::index::{self, Changes, Index, Object, Options, Problem, Reserved, State};
 
+/// Most problems that are published together.
+const MOST_PROBLEMS: usize = 1_000;
+
 /// A watched kind of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WatchedKind {
@@ -374,6 +377,14 @@ impl ClusterObjects {
             .filter(|problem| problem.only_here)
             .cloned()
             .collect()
+    }
+
+    /// Lists problems that all agents see and the controller does not, as of the last update.
+    pub(super) fn problems_of_all(&self) -> Vec<Problem> {
+        let problems = self.state().problems.values();
+        let problems = problems.flat_map(|problems| problems.iter());
+        let problems = problems.filter(|problem| problem.is_for_agents());
+        problems.take(MOST_PROBLEMS).cloned().collect()
     }
 
     /// Returns and clears the times of the changes that the state now contains.

@@ -1,8 +1,9 @@
 //! Publishes Events about Services that this machine alone cannot serve, as kube-proxy does.
 //!
-//! All agents see alike what is wrong with an object itself. The controller reports that once, in status and
-//! Events; an agent shows it in `guideway status`. Two problems belong to one machine: a health check port that
-//! cannot be opened, and a virtual address that an interface has although no Node lists it.
+//! All agents see alike what is wrong with a Service itself. The controller reports that once, in status and
+//! Events; an agent shows it in `guideway status`. Problems of endpoints are published by `object_events`. Two
+//! problems belong to one machine: a health check port that cannot be opened, and a virtual address that an interface
+//! has although no Node lists it.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -18,7 +19,9 @@ use crate::healthz::{AnnouncedServices, Reports};
 use crate::index::{BrokenRule, Object, Problem};
 
 /// Component that the Events name as their source.
-const REPORTER: &str = "guideway-agent";
+pub(super) const REPORTER: &str = "guideway-agent";
+/// Most characters of a text. An Event holds few more.
+pub(super) const LONGEST: usize = 900;
 /// Most Events for one change. If a thousand Services fail together, a few Events suffice.
 const MOST: usize = 20;
 /// Most Services for which one change of announcements is published. When a machine is lost, another one takes
@@ -125,11 +128,21 @@ async fn publish_about(
     let Some(service) = services.get_opt(name).await? else {
         return Ok(());
     };
+    publish_as_agent(client, node_name, event, &service.object_ref(&())).await
+}
+
+/// Publishes an Event of the agent on this Node.
+pub(super) async fn publish_as_agent(
+    client: &Client,
+    node_name: &str,
+    event: &Event,
+    reference: &ObjectReference,
+) -> kube::Result<()> {
     let reporter = Reporter {
         controller: REPORTER.to_owned(),
         instance: Some(node_name.to_owned()),
     };
-    publish_event(client, reporter, event, &service.object_ref(&())).await
+    publish_event(client, reporter, event, reference).await
 }
 
 pub(crate) async fn publish_event(

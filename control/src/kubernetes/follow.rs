@@ -77,6 +77,7 @@ pub(super) async fn follow(
                 let outcome = objects.update();
                 if outcome.problems {
                     feed.reports().set_problems_here(objects.problems_here());
+                    feed.reports().set_problems_of_all(objects.problems_of_all());
                 }
                 // Also drops the times of changes that have no effect here: nobody waits for these.
                 let changes = objects.take_changes();

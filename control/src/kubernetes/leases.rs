@@ -1,10 +1,11 @@
 //! Connects the [`Election`] with the Leases by which edges show each other that they are alive.
 //!
 //! While an edge may announce addresses and its agent's loop runs, it renews its Lease every 0.7 s. It watches
-//! the Leases of all edges, and writes no other object. The Leases have a namespace of their own, so that the
-//! right to write them does not include the controller's. Edges of the previous version keep theirs in the
-//! controller's namespace: those are read, but not written.
+//! the Leases of all edges. By another Lease it tells the controller what it announces. It writes no other object.
+//! The Leases have a namespace of their own, so that the right to write them does not include the controller's.
+//! Edges of the previous version keep theirs in the controller's namespace: those are read, but not written.
 
+pub(crate) mod announced;
 mod format;
 mod own_node;
 mod renewal;
@@ -35,7 +36,7 @@ use super::{FollowError, Watchers};
 use crate::announce::{Candidates, Election, ElectionResult, LeaseNamespace, LoopHeartbeat, Mac};
 use crate::chain::chain;
 use crate::first_few::first_few;
-use crate::healthz::tell_if_new;
+use crate::healthz::{AnnouncedServices, tell_if_new};
 use crate::index::objects::ObjectName;
 use crate::timer::sleep_until;
 
@@ -141,10 +142,19 @@ pub fn start(
         shared_namespace: watchers.identity.namespace.clone(),
     };
     let request_errors = watchers.feed.request_errors().clone();
+    let services = watchers.feed.reports().follow_announced();
     // Not in the watchers' thread: a list of thousands of objects keeps that one busy for longer than a Lease lasts.
     let worker = Worker::new(watchers.server.clone())?;
     worker.start("leases", ended, move |client| {
-        follow(client, candidate, announced, signals, request_errors, tell)
+        follow(
+            client,
+            candidate,
+            announced,
+            signals,
+            services,
+            request_errors,
+            tell,
+        )
     })?;
     Ok(())
 }
@@ -152,12 +162,13 @@ pub fn start(
 /// Takes part in the election for ever. Calls `tell` when this edge should announce something else. Counts
 /// failed requests in `request_errors`.
 ///
-/// `announced` are the addresses that an earlier agent left announced.
+/// `announced` are the addresses that an earlier agent left announced, `services` those that this machine answers for.
 pub async fn follow(
     client: Client,
     candidate: Candidate,
     announced: BTreeSet<IpAddr>,
     mut signals: AgentSignals,
+    services: watch::Receiver<AnnouncedServices>,
     request_errors: RequestErrors,
     tell: impl Fn(ElectionResult),
 ) {
@@ -192,6 +203,13 @@ pub async fn follow(
         .inspect(|outcome| noted(Purpose::NodeWatch, outcome.as_ref().err()));
     let mut node = OwnNode::default();
     let (renewals, to_renew) = watch::channel(None);
+    let mut telling = pin!(announced::tell(
+        leases.clone(),
+        candidate.name.clone(),
+        to_renew.clone(),
+        services,
+        request_errors.clone()
+    ));
     let mut renewing = pin!(renew(
         leases.clone(),
         candidate.name.clone(),
@@ -207,6 +225,7 @@ pub async fn follow(
         let deadline = election.deadline(Instant::now());
         tokio::select! {
             () = &mut renewing => return,
+            () = &mut telling => return,
             Some(claims) = signals.claims.recv() => match claims {
                 Claims::Heard(claims) => {
                     let now = Instant::now();

@@ -11,6 +11,8 @@ use parking_lot::Mutex;
 /// The purpose of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Purpose {
+    /// Tell the controller what this edge announces.
+    Announced,
     Event,
     /// Renew the Lease of this edge or of the acting controller.
     Lease,
@@ -27,6 +29,7 @@ impl Purpose {
     /// Returns the name for metrics, and a text that says what the request does.
     const fn texts(self) -> (&'static str, &'static str) {
         match self {
+            Self::Announced => ("announced", "tell the controller what is announced here"),
             Self::Event => ("event", "publish an Event"),
             Self::Lease => ("lease", "read or renew the Lease"),
             Self::LeaseWatch => ("lease_watch", "watch the Leases of edges"),
@@ -66,6 +69,7 @@ impl RequestErrors {
     /// Returns counters for the requests of an agent, all 0.
     pub fn of_agent() -> Self {
         Self::none([
+            Purpose::Announced,
             Purpose::Event,
             Purpose::Lease,
             Purpose::LeaseWatch,
@@ -134,6 +138,7 @@ mod tests {
         elsewhere.count(Purpose::Lease);
         elsewhere.count(Purpose::Seed);
         let expected = [
+            ("announced", 0),
             ("event", 0),
             ("lease", 2),
             ("lease_watch", 0),

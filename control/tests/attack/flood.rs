@@ -19,6 +19,7 @@ pub(crate) enum Kind {
     /// Resets in the victims' names.
     Reset,
     Datagrams,
+    /// Of datagrams, and of resets in the victims' names.
     Fragments,
     /// What the victims might send, to other addresses of the same pod.
     Crossing,
@@ -83,13 +84,17 @@ pub(crate) fn frames(kind: Kind, wire: &Wire, target: &Target) -> Vec<Vec<u8>> {
             .map(|_| wire.udp(numbers.stranger(), target.datagrams, b"flood"))
             .collect(),
         Kind::Fragments => (0..STRANGERS)
-            .map(|number| {
+            .flat_map(|number| {
                 let from = numbers.stranger();
+                let victim = target.victims[number % target.victims.len()];
                 let identification = u16::try_from(number % 65_536).unwrap();
-                match number % 2 {
+                let datagram = match number % 2 {
                     0 => wire.first_fragment(from, target.datagrams, identification),
                     _ => wire.second_fragment(from, target.datagrams, identification),
-                }
+                };
+                let reset = wire.tcp_in_pieces(victim, to, RST, [guess(), 0], identification);
+                let [first, second, third] = reset;
+                [datagram, first, second, third]
             })
             .collect(),
         Kind::Crossing => {

@@ -60,18 +60,38 @@ impl Wire {
         numbers: [u32; 2],
         data: &[u8],
     ) -> Vec<u8> {
-        let [sequence, acknowledgement] = numbers;
-        let mut segment = ports(from, to);
-        segment.extend(sequence.to_be_bytes());
-        segment.extend(acknowledgement.to_be_bytes());
-        segment.extend([5 << 4, flags, 0xff, 0xff, 0, 0, 0, 0]);
-        segment.extend(data);
-        self.finish(from, to, TCP, 16, segment)
+        self.packet(
+            from,
+            to,
+            TCP,
+            [0, 0x4000],
+            &segment(from, to, flags, numbers, data),
+        )
+    }
+
+    /// A TCP segment in three fragments, of which none has both the ports and the flags (RFC 1858 section 3).
+    pub(crate) fn tcp_in_pieces(
+        &self,
+        from: End,
+        to: End,
+        flags: u8,
+        numbers: [u32; 2],
+        identification: u16,
+    ) -> [Vec<u8>; 3] {
+        let segment = segment(from, to, flags, numbers, &[]);
+        let piece =
+            |at: u16, more, bytes| self.packet(from, to, TCP, [identification, at | more], bytes);
+        [
+            piece(0, MORE_FRAGMENTS, &segment[..8]),
+            piece(1, MORE_FRAGMENTS, &segment[8..16]),
+            piece(2, 0, &segment[16..]),
+        ]
     }
 
     /// A UDP datagram.
     pub(crate) fn udp(&self, from: End, to: End, data: &[u8]) -> Vec<u8> {
-        self.finish(from, to, UDP, 6, datagram(from, to, data))
+        let datagram = finished(from, to, UDP, 6, datagram(from, to, data));
+        self.packet(from, to, UDP, [0, 0x4000], &datagram)
     }
 
     /// The first fragment of a UDP datagram.
@@ -83,24 +103,6 @@ impl Wire {
     /// The second and last one.
     pub(crate) fn second_fragment(&self, from: End, to: End, identification: u16) -> Vec<u8> {
         self.packet(from, to, UDP, [identification, SECOND], &[0; 32])
-    }
-
-    /// Fills in the checksum, at this place of the segment (RFC 793 section 3.1, RFC 768).
-    fn finish(&self, from: End, to: End, protocol: u8, at: usize, mut segment: Vec<u8>) -> Vec<u8> {
-        let length = u16::try_from(segment.len()).unwrap();
-        let pseudo = [
-            &from.0.octets()[..],
-            &to.0.octets(),
-            &[0, protocol],
-            &length.to_be_bytes(),
-        ]
-        .concat();
-        let sum = match !(fold(sum(&pseudo) + sum(&segment))) {
-            0 => 0xffff,
-            sum => sum,
-        };
-        segment[at..at + 2].copy_from_slice(&sum.to_be_bytes());
-        self.packet(from, to, protocol, [0, 0x4000], &segment)
     }
 
     fn packet(&self, from: End, to: End, protocol: u8, words: [u16; 2], payload: &[u8]) -> Vec<u8> {
@@ -125,6 +127,16 @@ fn ports(from: End, to: End) -> Vec<u8> {
     [from.1.to_be_bytes(), to.1.to_be_bytes()].concat()
 }
 
+fn segment(from: End, to: End, flags: u8, numbers: [u32; 2], data: &[u8]) -> Vec<u8> {
+    let [sequence, acknowledgement] = numbers;
+    let mut segment = ports(from, to);
+    segment.extend(sequence.to_be_bytes());
+    segment.extend(acknowledgement.to_be_bytes());
+    segment.extend([5 << 4, flags, 0xff, 0xff, 0, 0, 0, 0]);
+    segment.extend(data);
+    finished(from, to, TCP, 16, segment)
+}
+
 fn datagram(from: End, to: End, data: &[u8]) -> Vec<u8> {
     let mut datagram = ports(from, to);
     let length = u16::try_from(8 + data.len()).unwrap();
@@ -132,6 +144,24 @@ fn datagram(from: End, to: End, data: &[u8]) -> Vec<u8> {
     datagram.extend([0, 0]);
     datagram.extend(data);
     datagram
+}
+
+/// Fills in the checksum, at this place of the segment (RFC 793 section 3.1, RFC 768).
+fn finished(from: End, to: End, protocol: u8, at: usize, mut segment: Vec<u8>) -> Vec<u8> {
+    let length = u16::try_from(segment.len()).unwrap();
+    let pseudo = [
+        &from.0.octets()[..],
+        &to.0.octets(),
+        &[0, protocol],
+        &length.to_be_bytes(),
+    ]
+    .concat();
+    let sum = match !(fold(sum(&pseudo) + sum(&segment))) {
+        0 => 0xffff,
+        sum => sum,
+    };
+    segment[at..at + 2].copy_from_slice(&sum.to_be_bytes());
+    segment
 }
 
 /// Sums 16-bit words (RFC 1071).

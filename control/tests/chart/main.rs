@@ -11,8 +11,13 @@ mod confined;
 mod image;
 mod licences;
 mod monitoring;
+#[path = "../docs/page.rs"]
+#[allow(dead_code, reason = "the tests of the documentation need the rest")]
+mod page;
 mod pages;
 mod render;
 mod schema;
 mod server;
+#[path = "../docs/shell.rs"]
+mod shell;
 mod unit;

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::chart::{deploy, text};
+use super::chart::{Objects, deploy, text};
 
 #[test]
 fn alerts_ask_for_documented_metrics() {
@@ -38,6 +38,30 @@ fn alerts_ask_for_documented_metrics() {
             assert!(rule["annotations"][text].is_string(), "{name}: no {text}");
         }
         expect_documented(name, rule["expr"].as_str().unwrap());
+    }
+}
+
+#[test]
+fn runbooks_of_the_chart_are_where_its_values_say() {
+    const PATH: &str = "deploy/docs/troubleshoot.md#";
+    for (values, begin) in [
+        (&[][..], PATH.to_owned()),
+        (
+            &["metrics.prometheusRule.runbooks=https://git.example/guideway/"],
+            format!("https://git.example/guideway/{PATH}"),
+        ),
+    ] {
+        let values = [&["metrics.prometheusRule.enabled=true"], values].concat();
+        let objects = Objects::render(&values);
+        let rules = objects.get("PrometheusRule", "guideway");
+        let groups = rules["spec"]["groups"].as_array().unwrap().iter();
+        let rules = groups.flat_map(|group| group["rules"].as_array().unwrap());
+        let alerts: Vec<&Value> = rules.filter(|rule| rule["alert"].is_string()).collect();
+        assert!(alerts.len() > 10, "{alerts:?}");
+        for alert in alerts {
+            let runbook = alert["annotations"]["runbook_url"].as_str().unwrap();
+            assert!(runbook.starts_with(&begin), "{alert}");
+        }
     }
 }
 

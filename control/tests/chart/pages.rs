@@ -1,8 +1,14 @@
 //! What the documentation tells `helm` and `kubectl` is taken as it stands there.
 
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::Command;
+
+use lab::kubernetes::program;
 
 use super::chart::{deploy, template};
+use super::page::manual;
+use super::shell::commands;
 
 #[test]
 fn values_that_pages_set_render() {
@@ -26,6 +32,57 @@ fn values_that_pages_set_render() {
         }
     }
     assert!(count > 5, "{count}");
+}
+
+#[test]
+fn commands_of_kubectl_and_helm_and_their_options_exist() {
+    let mut typed = BTreeMap::new();
+    for page in manual() {
+        for command in commands(&page) {
+            typed.insert(command.words, command.at);
+        }
+        for code in &page.code {
+            let first = code.text.split('|').next().unwrap_or_default();
+            typed.insert(shlex::split(first).unwrap_or_default(), code.at.clone());
+        }
+    }
+    // A plugin of kubectl is a program of ours.
+    typed.retain(|words, _| match words.as_slice() {
+        [program, first, ..] => {
+            ["kubectl", "helm"].contains(&program.as_str()) && first != "guideway"
+        }
+        _ => false,
+    });
+    assert!(typed.len() > 30, "{typed:?}");
+    for (words, at) in typed {
+        // The others are for a program in a pod.
+        let own = words.iter().take_while(|word| *word != "--");
+        let own: Vec<&String> = own.collect();
+        let output = Command::new(program(own[0]).unwrap())
+            .args(&own[1..])
+            .arg("--help")
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        let refused = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{at}: {words:?}: {refused}");
+        let usage = said.split_once("Usage:\n  ").unwrap_or_default().1;
+        let usage = usage.lines().next().unwrap_or_default();
+        let verb = verb(&own[1..]);
+        assert!(
+            usage.starts_with(&format!("{} {verb} ", own[0])) && !usage.contains("SUBCOMMAND"),
+            "{at}: {words:?}: {usage}"
+        );
+    }
+}
+
+/// The command of `kubectl` or `helm`, behind the namespace.
+fn verb<'w>(words: &'w [&String]) -> &'w str {
+    match words {
+        [option, _, verb, ..] if *option == "-n" => verb,
+        [verb, ..] => verb,
+        [] => "",
+    }
 }
 
 /// The objects that pages have applied from their text, each with its page.

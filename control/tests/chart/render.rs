@@ -326,6 +326,29 @@ fn agent_takes_the_configuration_that_the_chart_makes() {
 }
 
 #[test]
+fn agent_gets_the_settings_of_single_nodes() {
+    let objects = Objects::render(&[
+        "agent.nodeConfig[0].nodes={n1,edge-*}",
+        "agent.nodeConfig[0].config.interfaces[0].name=bond0",
+        "agent.nodeConfig[0].config.sources.ipv4=192.0.2.1",
+        "agent.nodeConfig[0].config.tables.flows=4096",
+    ]);
+    let file = objects.agent_config();
+    let parsed = config::parse_bytes(file.as_bytes(), Source::Kubernetes);
+    assert!(parsed.is_ok(), "{parsed:?} in\n{file}");
+    let file: Value = serde_saphyr::from_str(file).unwrap();
+    let config = json!({
+        "interfaces": [{"name": "bond0"}],
+        "sources": {"ipv4": "192.0.2.1"},
+        "tables": {"flows": 4096},
+    });
+    assert_eq!(
+        file["node_config"],
+        json!([{"nodes": ["n1", "edge-*"], "config": config}])
+    );
+}
+
+#[test]
 fn controller_is_told_what_agents_are_told() {
     let arguments = |name: &str, values: &[&str]| -> Vec<String> {
         let objects = Objects::render(values);
@@ -364,6 +387,13 @@ fn only_what_a_start_reads_replaces_agents() {
     ] {
         assert_eq!(pod(&[value]), before, "{value}");
     }
+    let of_node = |field: &str| {
+        let config = format!("agent.nodeConfig[0].config.{field}");
+        pod(&["agent.nodeConfig[0].nodes[0]=n1", &config])
+    };
+    assert_eq!(of_node("clamp_mss=off"), before);
+    assert_ne!(of_node("tables.flows=4096"), before);
+    assert_ne!(of_node("announce.interfaces[0]=eth0"), before);
     for value in [
         "agent.defaultMode=nat",
         "agent.kubernetes.topology_hints=ignore",
@@ -447,6 +477,11 @@ fn rights_on_leases_are_bound_where_agents_announce() {
     };
     assert_eq!(bound(&[]), 0);
     assert_eq!(bound(&["agent.extraConfig.announce.interfaces[0]=eth0"]), 2);
+    let of_node = [
+        "agent.nodeConfig[0].nodes[0]=n1",
+        "agent.nodeConfig[0].config.announce.interfaces[0]=eth0",
+    ];
+    assert_eq!(bound(&of_node), 2);
 }
 
 #[test]

@@ -45,6 +45,21 @@ fn absurd_values_are_refused() {
         ("agent.extraConfig.roles[0]=router", "roles"),
         ("agent.extraConfig.clamp_mss=maybe", "clamp_mss"),
         ("agent.extraConfig.pin_dir=/run/pins", "pin_dir"),
+        (
+            "agent.extraConfig.node_config[0].nodes[0]=n1",
+            "node_config",
+        ),
+        ("agent.nodeConfig[0].nodes[0]=n1", "config"),
+        ("agent.nodeConfig[0].config.clamp_mss=off", "nodes"),
+        (
+            "agent.nodeConfig[0].config.pin_dir=/sys/fs/bpf/x",
+            "pin_dir",
+        ),
+        ("agent.nodeConfig[0].config.tables.flows=many", "flows"),
+        (
+            "agent.nodeConfig[0].config.kubernetes.healthz=off",
+            "healthz",
+        ),
         ("controller.replicas=0", "replicas"),
         ("image.digest=latest", "digest"),
         ("image.pullPolicy=Sometimes", "pullPolicy"),
@@ -78,6 +93,12 @@ fn schema_has_exactly_the_fields_of_the_configuration_file() {
     assert!(sections.len() >= 4, "{sections:?}");
     for (name, section) in sections {
         expect_fields(section, &format!("{name}: {{FIELD: x}}"));
+    }
+    let of_nodes = &agent["nodeConfig"]["items"]["properties"]["config"];
+    expect_fields(of_nodes, "node_config: [{config: {FIELD: x}}]");
+    for section in ["sources", "nat"] {
+        let place = format!("node_config: [{{config: {{{section}: {{FIELD: x}}}}}}]");
+        expect_fields(&of_nodes["properties"][section], &place);
     }
     expect_fields(
         &schema["definitions"]["interface"],

@@ -211,11 +211,11 @@ fn each_agent_writes_the_lease_of_its_node_alone(server: &ControlPlane) {
         is_refused(write(&first, "guideway-edge-probe", "probe"))
     })
     .unwrap();
-    write(&first, "guideway-edge-node1", "node1").unwrap();
-    assert!(
-        is_refused(write(&first, "guideway-edge-node2", "node2")),
-        "created"
-    );
+    for kind in ["edge", "announced"] {
+        write(&first, &format!("guideway-{kind}-node1"), "node1").unwrap();
+        let of_another = write(&first, &format!("guideway-{kind}-node2"), "node2");
+        assert!(is_refused(of_another), "created");
+    }
     assert!(
         is_refused(write(&second, "guideway-edge-node1", "node1")),
         "changed"
@@ -265,6 +265,8 @@ fn controller_may_do_what_it_needs(server: &ControlPlane) {
     controller.may_not(&["create"], leases, "default");
     let own = "leases.coordination.k8s.io:guideway-controller";
     controller.may(&["get", "patch"], own, NAMESPACE);
+    controller.may(&FOLLOWS, leases, LEASE_NAMESPACE);
+    controller.may_not(&WRITES, leases, LEASE_NAMESPACE);
     controller.may_not(&["update", "delete"], own, NAMESPACE);
     controller.may_not(
         &["get", "patch"],

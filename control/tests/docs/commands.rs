@@ -93,7 +93,8 @@ fn refused(words: &[String], whole: bool) -> Option<String> {
     let error = match Cli::try_parse_from(words) {
         Ok(cli) => match cli.command {
             Command::Capture(capture) => {
-                let error = filter::parse(&capture.filter).err()?;
+                let some = |_: &str| Ok("192.0.2.10:80/tcp".parse()?);
+                let error = filter::parse(&capture.filter, some).err()?;
                 return Some(format!("{words:?}: {error}"));
             }
             _ => return None,

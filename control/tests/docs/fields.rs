@@ -6,6 +6,8 @@ use control::config;
 
 /// Deepest nesting of sections.
 const DEEPEST: usize = 4;
+/// The settings of single nodes.
+const OVERRIDE: &str = "node_config[].config";
 /// How a refusal of an unknown field lists those that there are.
 const LISTED: &str = "the fields here are ";
 
@@ -24,6 +26,10 @@ pub(crate) fn has(fields: &BTreeSet<String>, path: &str) -> bool {
 
 fn collect(section: &str, depth: usize, fields: &mut BTreeSet<String>) {
     assert!(depth < DEEPEST, "{section}");
+    // An override has the fields of the file again.
+    if section == OVERRIDE {
+        return;
+    }
     for field in listed(section).unwrap_or_default() {
         let path = match section {
             "" => field,
@@ -60,6 +66,12 @@ fn listed(section: &str) -> Option<Vec<String>> {
     let refusal = problems.iter().find(of_nosuch)?;
     let names = refusal.remedy.strip_prefix(LISTED)?;
     Some(names.split(", ").map(str::to_owned).collect())
+}
+
+#[test]
+fn settings_of_single_nodes_are_those_of_the_file() {
+    let of_file = listed("").unwrap();
+    assert_eq!(listed(OVERRIDE), Some(of_file));
 }
 
 #[test]

@@ -148,7 +148,8 @@ fn pods_are_named_at_the_edge_and_at_the_node() {
     let services = [PodService::over_all(service)];
     let _echoes = serve_on_pods(&net, &services);
     let cluster = Cluster::start(&net, &services);
-    let words = ["service", &service.to_string()];
+    // The only service.
+    let words = ["service", "s0"];
     let edge = Capture::start(&cluster.edge, &words);
     let nodes = cluster.nodes.iter();
     let nodes: Vec<_> = nodes.map(|node| Capture::start(node, &words)).collect();
@@ -428,6 +429,11 @@ fn mistakes_are_told_from_failures() {
     for (words, code, named) in [
         (&["capture", "-w", "/dev/null", "hots"][..], 2, "hots"),
         (&["capture", "-w", "/nowhere/file"], 1, "/nowhere/file"),
+        (
+            &["capture", "-w", "/dev/null", "service", "shop/web"],
+            1,
+            "no service shop/web is here",
+        ),
         (&["capture", "-w", "/dev/null", "-i", "eth7"], 1, "eth0"),
         (
             &[

@@ -185,9 +185,17 @@ fn trace_answers_for_a_pod_that_is_not_there_by_the_kernels_routes() {
     // The neighbour on the way back is known by then.
     let _flow = Flow::open(client, &service).unwrap();
 
-    let known = cluster.nodes[0].json(&["flows"]);
-    let mut known = rows(&known["flows"]).iter();
-    assert!(known.any(|flow| flow["service"] == service.to_string() && flow["table"] == "node"));
+    let (from, pod) = (client.v4().to_string(), node.pods()[0].v4().to_string());
+    for words in [&["s0"][..], &["--client", &from, "--backend", &pod]] {
+        let [known] = &cluster.nodes[0].flows(words)[..] else {
+            panic!("{words:?}: {:?}", cluster.nodes[0].flows(words));
+        };
+        assert_eq!(known["service"], service.to_string(), "{known}");
+        assert_eq!(known["table"], "node", "{known}");
+    }
+    for words in [["--client", &pod], ["--backend", &from]] {
+        assert!(cluster.nodes[0].flows(&words).is_empty(), "{words:?}");
+    }
     let counted = cluster.nodes[0].json(&["services", "--stats"]);
     assert_eq!(rows(&counted)[0]["connections"], 1, "{counted}");
 

@@ -25,6 +25,7 @@ mod programs;
 mod prometheus;
 mod quic;
 mod reload;
+mod resize;
 mod restart;
 mod support;
 mod traffic;

@@ -87,12 +87,13 @@ fn curl_gets_pages_from_an_unmodified_host_on_another_segment() {
 }
 
 #[test]
-fn which_and_trace_tell_the_ends_that_a_flow_has_at_the_host() {
+fn which_trace_and_flows_tell_the_ends_that_a_flow_has_at_the_host() {
     let net = net();
     let (client, edge, host) = (&net.clients()[0], &net.edges()[0], &net.nodes()[0]);
     let services = services(host);
-    let agent = Agent::start(edge, &nat_config(&[Protocol::Tcp], services));
-    for (vip, backend) in services {
+    let config = nat_config(&[Protocol::Tcp], services);
+    let agent = Agent::start(edge, &config.replace("name: s", "name: shop/s"));
+    for (number, (vip, backend)) in services.into_iter().enumerate() {
         let listener = host.namespace().run(|| TcpListener::bind(backend).unwrap());
         let stream = client.namespace().run(|| TcpStream::connect(vip).unwrap());
         let (_accepted, peer) = listener.accept().unwrap();
@@ -116,6 +117,8 @@ fn which_and_trace_tell_the_ends_that_a_flow_has_at_the_host() {
             format!("{peer} -> {backend}")
         );
 
+        assert_flow_is_found(&agent, &format!("s{number}"), &service, from, backend);
+
         let new = SocketAddr::new(from.ip(), 1);
         let which = ask("which", new);
         let ends = which["translated"].as_str().unwrap();
@@ -128,6 +131,51 @@ fn which_and_trace_tell_the_ends_that_a_flow_has_at_the_host() {
             "its port is taken: {which}"
         );
     }
+}
+
+/// Filters of every kind find the only flow to a service, and no others.
+fn assert_flow_is_found(
+    agent: &Agent<'_>,
+    name: &str,
+    service: &str,
+    client: SocketAddr,
+    backend: SocketAddr,
+) {
+    let (from, to) = (client.ip().to_string(), backend.ip().to_string());
+    let (address, full) = (service.trim_end_matches("/tcp"), format!("shop/{name}"));
+    for words in [
+        &[name][..],
+        &[name, "-n", "shop"],
+        &[full.as_str()],
+        &[service],
+        &[address],
+        &["--client", &from],
+        &["--backend", &to],
+        &["--client", &from, "--backend", &to],
+    ] {
+        let [flow] = &agent.flows(words)[..] else {
+            panic!("{words:?}: {:?}", agent.flows(words));
+        };
+        assert_eq!(flow["client"], client.to_string(), "{words:?}");
+        assert_eq!(flow["service"], service, "{words:?}");
+        assert_eq!(flow["backend"], backend.to_string(), "{words:?}");
+        assert_eq!(flow["table"], "nat", "{words:?}");
+    }
+    for words in [
+        &[name, "-n", "other"][..],
+        &["other/web"],
+        &["--client", &to],
+        &["--backend", &from],
+    ] {
+        let flows = agent.flows(words);
+        assert!(flows.is_empty(), "{words:?}: {flows:?}");
+    }
+    let at = client.to_string();
+    let named = ["which", "-n", "shop", "--service", name, "--from", &at];
+    assert_eq!(agent.json(&named)["service"], service);
+    let other = ["trace", "-n", "other", "--service", name, "--from", &at];
+    let refused = agent.command(&other).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
 }
 
 #[test]

@@ -52,6 +52,23 @@ fn everything_but_changes_is_answered_while_the_agents_loop_is_held_up() {
 }
 
 #[test]
+fn every_page_that_the_documentation_names_is_served() {
+    let net = Topology::builder().nodes(0).build().unwrap();
+    let edge = &net.edges()[0];
+    let _agent = Agent::start(edge, &edge_config(&[], net.nodes()));
+    let documented = include_str!("../../../deploy/docs/api.md");
+    let (_, pages) = documented.split_once("\n## HTTP\n").unwrap();
+    let (pages, _) = pages.split_once("\n## ").unwrap();
+    let pages = pages.split('`').skip(1).step_by(2);
+    let pages: Vec<&str> = pages.filter(|code| code.starts_with('/')).collect();
+    assert!(pages.len() > 5, "{pages:?}");
+    for page in pages {
+        let answer = get(edge, page);
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{page}: {answer}");
+    }
+}
+
+#[test]
 fn askers_that_go_or_read_nothing_hold_up_nobody() {
     let net = Topology::builder().nodes(1).build().unwrap();
     let edge = &net.edges()[0];

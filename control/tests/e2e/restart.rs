@@ -65,7 +65,7 @@ fn upgrade<'agents, 'net: 'agents>(
         traffic.wait_for_rounds(ROUNDS);
 
         let log = agent.process().stderr();
-        assert!(log.contains("pins of another table layout"), "{log}");
+        assert!(log.contains("pins of former tables"), "{log}");
         assert!(log.contains("adopted=true"), "{log}");
         assert!(!log.contains("adopted=false"), "{log}");
         let machine = agent.machine().namespace();
@@ -110,7 +110,7 @@ fn start_over_pins_of_another_layout_goes_on_announcing() {
     agent.start_again();
     // The last line of a start.
     let log = says(&mut agent, "the dataplane serves");
-    assert!(log.contains("pins of another table layout"), "{log}");
+    assert!(log.contains("pins of former tables"), "{log}");
     assert!(!log.contains(BEGINS), "{log}");
 }
 
@@ -135,7 +135,7 @@ fn start_over_pins_of_another_layout_breaks_no_connection_to_pods() {
 }
 
 /// Packets that an edge has forwarded.
-fn packets(edge: &Agent<'_>) -> u64 {
+pub(crate) fn packets(edge: &Agent<'_>) -> u64 {
     let services = edge.json(&["services"]);
     let services = services.as_array().unwrap().iter();
     services.map(|row| row["packets"].as_u64().unwrap()).sum()

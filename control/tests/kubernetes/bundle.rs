@@ -14,6 +14,7 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 use crate::cluster::{METRICS, OF_CONTROLLER, Operator, RIGHTS, run_controller, show_pod};
+use crate::controller::cluster::install_crd;
 use crate::objects::{self, SYSTEM};
 use crate::world::World;
 
@@ -208,16 +209,14 @@ fn bundle_has_what_can_be_had_and_names_the_rest_and_no_secret() {
     let mut service = objects::service("web", 30_080);
     service["metadata"]["annotations"] = json!({"example.com/token": KEY});
     world.apply(&service);
-    // What an agent says of a seed that is none, it says to everybody.
     let mistyped = format!("hash_seed: \"{MISTYPED_SEED}\"\n");
     node.namespace()
         .write_file("guideway.yaml", mistyped)
         .unwrap();
     let agent = world.agents.last_mut().unwrap();
-    agent.wait_for_status("it quotes the seed", |status| {
-        status["config"]["error"]
-            .to_string()
-            .contains(MISTYPED_SEED)
+    agent.wait_for_status("it refuses the seed", |status| {
+        assert!(!status.to_string().contains(MISTYPED_SEED), "{status}");
+        status["config"]["error"].to_string().contains("hash_seed")
     });
     let _controller = run_controller(node);
     show_pod(&world, "controller", node, OF_CONTROLLER);
@@ -236,13 +235,7 @@ fn bundle_has_what_can_be_had_and_names_the_rest_and_no_secret() {
     few.assert_missing(&["objects/services.json", "forbidden"]);
     few.assert_missing(&["objects/nodes.json", "forbidden"]);
 
-    let crds = std::process::Command::new(env!("CARGO_BIN_EXE_guideway"))
-        .args(["controller", "--print-crds"])
-        .output();
-    let crds = String::from_utf8(crds.unwrap().stdout).unwrap();
-    world.control.apply(&crds).unwrap();
-    let kind = "loadbalancerpools.guideway.dev";
-    world.control.wait_for_kind(kind).unwrap();
+    install_crd(&world.control);
     world.apply(&json!({
         "apiVersion": "guideway.dev/v1alpha1", "kind": "LoadBalancerPool",
         "metadata": {"name": "all"}, "spec": {"addresses": ["192.0.2.0/28"]},

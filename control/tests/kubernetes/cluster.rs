@@ -1,6 +1,7 @@
 //! `guideway cluster`, run by an operator who may read pods through the API server's proxy and write nothing.
 
 use std::path::Path;
+use std::process::Command;
 
 use lab::{Machine, Namespace, Process, Topology, wait_for};
 use serde_json::{Value, json};
@@ -25,7 +26,10 @@ pub(crate) struct Operator<'net> {
 
 impl<'net> Operator<'net> {
     pub(crate) fn of(world: &World<'_>, net: &'net Topology) -> Self {
-        let machine = net.router();
+        Self::at(world, net.router())
+    }
+
+    pub(crate) fn at(world: &World<'_>, machine: &'net Namespace) -> Self {
         world.control.connect(machine).unwrap();
         world
             .control
@@ -39,17 +43,19 @@ impl<'net> Operator<'net> {
         Self { machine }
     }
 
-    /// Runs a command; returns its exit code and what it prints.
-    pub(crate) fn run(&self, arguments: &[&str]) -> (i32, String) {
+    /// Prepares a command.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let kubeconfig = Path::new(Namespace::FILES).join("kubeconfig");
         let mut command = self.machine.command(env!("CARGO_BIN_EXE_guideway"));
         let port = METRICS.to_string();
         command.env("KUBECONFIG", kubeconfig).args(["cluster"]);
-        let output = command
-            .args(arguments)
-            .args(["--edge-port", &port])
-            .output();
-        let output = output.unwrap();
+        command.args(arguments).args(["--edge-port", &port]);
+        command
+    }
+
+    /// Runs a command; returns its exit code and what it prints.
+    pub(crate) fn run(&self, arguments: &[&str]) -> (i32, String) {
+        let output = self.command(arguments).output().unwrap();
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         let printed = String::from_utf8(output.stdout).unwrap();
         (output.status.code().unwrap(), printed + &errors)

@@ -1,5 +1,6 @@
 //! `guideway controller`: addresses from pools to Services.
 
+mod announced;
 pub(crate) mod cluster;
 mod pools;
 

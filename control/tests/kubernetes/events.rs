@@ -4,7 +4,7 @@ use lab::kubernetes::ControlPlane;
 use lab::{Machine, Topology, wait_for};
 use serde_json::json;
 
-use crate::objects::SYSTEM;
+use crate::objects::{self, SYSTEM};
 use crate::world::{PATIENCE, World};
 
 #[test]
@@ -62,7 +62,9 @@ fn lease_that_cannot_be_renewed_is_counted() {
     let mut world = World::without_servers(&net);
     world.write_seed();
     world.show_presence();
-    let rules = "- {apiGroups: ['', discovery.k8s.io], resources: [services, nodes, endpointslices, secrets], verbs: [get, list, watch]}";
+    let rules = "
+- {apiGroups: ['', discovery.k8s.io], resources: [services, nodes, endpointslices, secrets], verbs: [get, list, watch]}
+- {apiGroups: [events.k8s.io], resources: [events], verbs: [create]}";
     world.control.make_service_account("reader", rules).unwrap();
     let token = world.control.service_account_token("default", "reader");
     let machine = net.nodes()[0].namespace();
@@ -89,4 +91,90 @@ fn lease_that_cannot_be_renewed_is_counted() {
     }
     let leases = world.control.get(&["leases", "-n", SYSTEM]).unwrap();
     assert_eq!(leases["items"], json!([]));
+}
+
+#[test]
+fn nodes_slices_and_services_are_told_what_is_not_in_force() {
+    let net = Topology::builder().nodes(2).pods(1).build().unwrap();
+    let mut world = World::without_servers(&net);
+    world.write_seed();
+    world.show_presence();
+    let [sound, degraded] = net.nodes() else {
+        panic!("two nodes");
+    };
+    world.launch_on([sound], "");
+    world.launch_on([degraded], "announce: { interfaces: [nosuch0] }\n");
+    slice_and_service_are_told_once_by_all_agents_together(&net, &world);
+    for (node, kind, reason, expected) in [
+        (
+            sound,
+            "Normal",
+            "Attached",
+            "the XDP program is on eth0 (native)",
+        ),
+        (degraded, "Warning", "Degraded", "interface nosuch0: "),
+    ] {
+        let about = format!(
+            "involvedObject.kind=Node,involvedObject.name={},reason={reason}",
+            node.label()
+        );
+        let awaited = format!("{} has an Event {reason}", node.label());
+        let event = wait_for(&awaited, PATIENCE, || {
+            let events = world.control.get(&["events", "--field-selector", &about]);
+            let events = events.map_err(|error| error.to_string())?;
+            let event = events["items"][0].clone();
+            (!event.is_null())
+                .then_some(event)
+                .ok_or(events.to_string())
+        })
+        .unwrap();
+        assert_eq!(event["type"], kind);
+        assert_eq!(event["reportingInstance"], node.label());
+        let note = event["message"].as_str().unwrap();
+        assert!(note.starts_with(expected), "{note}");
+        // As `kubectl describe` looks for it.
+        let seen = world.control.get(&["node", node.label()]).unwrap();
+        assert_eq!(event["involvedObject"]["uid"], seen["metadata"]["uid"]);
+    }
+}
+
+fn slice_and_service_are_told_once_by_all_agents_together(net: &Topology, world: &World<'_>) {
+    let [mut nameless, _] = objects::slices(net, "web", &[]);
+    nameless["metadata"] = json!({"name": "nameless"});
+    world.apply(&nameless);
+    // The younger one is in the way of the older one's address.
+    for (name, node_port) in [("older", 30_081), ("younger", 30_082)] {
+        let mut service = objects::service(name, node_port);
+        service["spec"]["externalIPs"] = json!(["10.99.0.200"]);
+        world.apply(&service);
+    }
+    let told = |kind: &str, reason: &str| {
+        let about = format!("involvedObject.kind={kind},reason={reason}");
+        let events = world.control.get(&["events", "--field-selector", &about]);
+        events.unwrap()["items"].as_array().unwrap().clone()
+    };
+    for (kind, reason) in [("EndpointSlice", "NoServiceName"), ("Service", "Conflict")] {
+        let told = wait_for(&format!("an Event {reason}"), PATIENCE, || {
+            told(kind, reason).pop().ok_or("none")
+        });
+        let told = told.unwrap();
+        let object = told["involvedObject"]["name"].as_str().unwrap();
+        let seen = world.control.get(&[&kind.to_lowercase(), object]).unwrap();
+        assert_eq!(told["involvedObject"]["uid"], seen["metadata"]["uid"]);
+        assert_eq!(told["type"], "Warning");
+    }
+    // Both agents have told both, and there is one Event of each.
+    for (kind, reason) in [("EndpointSlice", "NoServiceName"), ("Service", "Conflict")] {
+        wait_for(&format!("both agents have told {reason}"), PATIENCE, || {
+            let has_told = |log: String| {
+                let mut lines = log.lines();
+                lines.any(|line| line.contains("told by an Event") && line.contains(reason))
+            };
+            let mut agents = world.agents.iter();
+            let silent = agents.find(|agent| !has_told(agent.log()));
+            silent.map_or(Ok(()), |agent| Err(agent.machine().label()))
+        })
+        .unwrap();
+        assert_eq!(told(kind, reason).len(), 1);
+    }
 }

@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::support::{Flow, Protocol, Service, Traffic, guideway};
-use crate::world::{World, at};
+use crate::world::{self, World, at};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// From the loss of an edge to the announcements of the others.
@@ -45,6 +45,7 @@ struct Member {
     mac: Mac,
     shown: watch::Sender<Option<Announceable>>,
     claims: mpsc::UnboundedSender<Claims>,
+    _services: watch::Sender<BTreeMap<String, BTreeSet<IpAddr>>>,
 }
 
 impl Member {
@@ -80,11 +81,13 @@ impl Member {
         let holds: Arc<Mutex<BTreeSet<IpAddr>>> = Arc::default();
         let told = Arc::clone(&holds);
         let (announced, request_errors) = (BTreeSet::new(), RequestErrors::of_agent());
+        let (services, answered) = watch::channel(BTreeMap::new());
         let task = tokio::spawn(follow(
             client,
             candidate,
             announced,
             heard,
+            answered,
             request_errors,
             move |result| *told.lock().unwrap() = result.addresses,
         ));
@@ -95,6 +98,7 @@ impl Member {
             mac,
             shown,
             claims,
+            _services: services,
         }
     }
 
@@ -345,12 +349,7 @@ fn wait_for_event(control: &ControlPlane, edge: &Machine, address: IpAddr) {
 
 #[test]
 fn clients_reach_another_edge_within_three_seconds_of_the_loss_of_one() {
-    let net = Topology::builder()
-        .edges(2)
-        .nodes(1)
-        .pods(1)
-        .build()
-        .unwrap();
+    let net = world::two_edges();
     let addresses: [IpAddr; 2] = [vip_v4(1).into(), vip_v6(1).into()];
     // What is lost must be an edge, not the only pod.
     let mut world = World::announced_by_edges(&net, net.edges().iter().chain(net.nodes()));
@@ -403,12 +402,7 @@ fn clients_reach_another_edge_within_three_seconds_of_the_loss_of_one() {
 #[test]
 fn edge_that_is_drained_before_it_goes_loses_no_request() {
     const ROUNDS: u64 = 20;
-    let net = Topology::builder()
-        .edges(2)
-        .nodes(1)
-        .pods(1)
-        .build()
-        .unwrap();
+    let net = world::two_edges();
     let addresses: Vec<IpAddr> = (1..=4)
         .flat_map(|number| [vip_v4(number).into(), vip_v6(number).into()])
         .collect();

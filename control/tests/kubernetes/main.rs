@@ -6,6 +6,7 @@
 )]
 
 mod agent;
+mod announced;
 mod beside;
 mod bundle;
 mod cluster;
@@ -27,5 +28,6 @@ mod rollout;
 mod scenario;
 #[path = "../e2e/support/mod.rs"]
 mod support;
+mod tried;
 mod witness;
 mod world;

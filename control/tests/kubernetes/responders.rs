@@ -15,7 +15,7 @@ use nix::sys::socket::{
 };
 use xdp_prog::csum::pseudo_header_v6;
 
-use crate::world::{PATIENCE, World};
+use crate::world::{self, PATIENCE, World};
 
 /// For how long a machine answers after its agent's last sign of life, and a little for another CPU's clock.
 const SILENCE: Duration = Duration::from_millis(3_050);
@@ -248,12 +248,7 @@ fn occupy(machine: &Machine) {
 
 #[test]
 fn one_machine_answers_for_an_address_whatever_becomes_of_its_agent() {
-    let net = Topology::builder()
-        .edges(2)
-        .nodes(1)
-        .pods(1)
-        .build()
-        .unwrap();
+    let net = world::two_edges();
     let edges = || net.edges().iter().map(Machine::label);
     let v4 = IpAddr::from(vip_v4(1));
     let label = rendezvous::holder(v4, edges());

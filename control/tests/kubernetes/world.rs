@@ -357,6 +357,12 @@ impl Drop for Agent<'_> {
     }
 }
 
+/// Two edges, so that one can take over from the other, and a node with a pod.
+pub(crate) fn two_edges() -> Topology {
+    let net = Topology::builder().edges(2).nodes(1).pods(1);
+    net.build().unwrap()
+}
+
 /// Serves on all pods.
 pub(crate) fn serve_on_pods(net: &Topology) -> Vec<Echo> {
     let echoes = net.pods().map(|pod| {

@@ -14,7 +14,7 @@ use std::{
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
 };
 
-use lab::{Guideway, Machine, Signal, Topology, output, vip_v4, vip_v6};
+use lab::{Guideway, Machine, Signal, Topology, vip_v4, vip_v6};
 use support::{
     Agent, Echo, Flow, Mode, PodService, Protocol, Service, TIMEOUT, Traffic, cluster_config,
     edge_config, nat_config, node_config, serve_on_pods,
@@ -40,17 +40,8 @@ fn start<'net>(machine: &'net Machine, config: &str) -> Agent<'net> {
 fn upgrade(agent: &mut Agent<'_>) {
     agent.signal(Signal::SIGTERM);
     agent.wait_for_end();
-    agent.start_again();
-    let log = agent.process().stderr();
-    assert!(log.contains("pins of another table layout"), "{log}");
-    assert!(
-        log.contains("flows of the other table layout go on"),
-        "{log}"
-    );
-    assert!(!log.contains("adopted=false"), "{log}");
-    let machine = agent.machine().namespace();
-    let left = output(machine.command("ls").arg("/sys/fs/bpf/guideway")).unwrap();
-    assert_eq!(left.lines().count(), 1, "{left}");
+    let log = agent.start_over_former_tables();
+    assert!(log.contains("pins of former tables"), "{log}");
 }
 
 /// A connection on which nobody has said anything yet.

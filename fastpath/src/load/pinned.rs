@@ -1,6 +1,6 @@
-//! Pinned maps of an earlier run: which of them are adopted, and with which size.
+//! Pinned maps of an earlier run: whether they are adopted, or other sizes are asked for.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, fs, path::PathBuf};
 
 use aya::maps::{MapError, MapInfo};
 use xdp_prog::abi::map;
@@ -65,26 +65,67 @@ impl fmt::Display for MapLayout {
     }
 }
 
-/// An adopted map that has another size than the options ask for.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "map {map}: keeps its {pinned} entries, {asked} were asked for; \
-     `guideway detach` and a start make a new one"
-)]
-pub struct KeptSize {
+/// A map that was made anew, because the pinned one had another size than the options ask for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resized {
     pub map: String,
     pub pinned: u32,
     pub asked: u32,
 }
 
+/// The pins that a load meets, and what it does to them.
+pub(super) struct Prepared<'p> {
+    pins: &'p Pins,
+    /// Where the pins were set aside.
+    aside: Option<PathBuf>,
+    /// The pins that the load makes.
+    new: Vec<PathBuf>,
+    pub(super) resized: Vec<Resized>,
+}
+
+impl Prepared<'_> {
+    /// Leaves the pins as they were before a load that failed, whose error is the one to report.
+    pub(super) fn undo(&self) {
+        for pin in &self.new {
+            // If the pin was not made, there is nothing to remove.
+            _ = fs::remove_file(pin);
+        }
+        if let Some(aside) = &self.aside {
+            // Where that fails, the next start goes on with what was set aside.
+            _ = self.pins.put_back(aside);
+        }
+    }
+}
+
 impl Loader {
-    /// Compares the pinned maps with those that the object declares; returns the sizes that differ.
-    pub(super) fn check_pinned(
+    /// Sets the pinned maps aside if the options ask for other sizes.
+    pub(super) fn prepare<'p>(
+        &self,
+        pins: &'p Pins,
+        declared: &BTreeMap<String, aya_obj::Map>,
+    ) -> Result<Prepared<'p>, LoadError> {
+        pins.prepare()?;
+        let resized = self.check_pinned(pins, declared)?;
+        let aside = match resized.is_empty() {
+            true => None,
+            false => Some(pins.set_aside()?),
+        };
+        let maps = declared.keys().map(|map| pins.map(map));
+        Ok(Prepared {
+            pins,
+            aside,
+            new: maps.filter(|pin| !pin.exists()).collect(),
+            resized,
+        })
+    }
+
+    /// Compares the pinned maps with those that the object declares; returns those of other sizes.
+    fn check_pinned(
         &self,
         pins: &Pins,
         declared: &BTreeMap<String, aya_obj::Map>,
-    ) -> Result<Vec<KeptSize>, LoadError> {
-        let mut kept = Vec::new();
+    ) -> Result<Vec<Resized>, LoadError> {
+        let mut resized = Vec::new();
         for (name, map) in declared {
             let path = pins.map(name);
             if !path.exists() {
@@ -111,13 +152,13 @@ impl Loader {
                 });
             }
             if self.max_entries.contains_key(name) && pinned != asked {
-                kept.push(KeptSize {
+                resized.push(Resized {
                     map: name.clone(),
                     pinned,
                     asked,
                 });
             }
         }
-        Ok(kept)
+        Ok(resized)
     }
 }

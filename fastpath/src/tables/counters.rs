@@ -37,7 +37,7 @@ pub struct ReasonCount {
 
 /// Handles to the maps of counters.
 pub(super) struct Maps {
-    reasons: OfEachCpu<u64>,
+    pub(super) reasons: OfEachCpu<u64>,
     failures: PerCpu<u64>,
     untrusted: PerCpu<Untrusted>,
     pub(super) services: TrafficById,
@@ -52,6 +52,17 @@ impl Maps {
             untrusted: PerCpu::open(loaded, map::UNTRUSTED)?,
             services: TrafficById::open(loaded, map::SERVICE_TRAFFIC)?,
             backends: TrafficById::open(loaded, map::BACKEND_TRAFFIC)?,
+        })
+    }
+
+    /// Returns the same counters for a reader.
+    pub(super) fn shared(&self, loaded: &Loaded) -> Result<Self, TableError> {
+        Ok(Self {
+            reasons: self.reasons.shared(),
+            failures: PerCpu::open(loaded, map::FAILURES)?,
+            untrusted: PerCpu::open(loaded, map::UNTRUSTED)?,
+            services: TrafficById(self.services.0.shared()),
+            backends: TrafficById(self.backends.0.shared()),
         })
     }
 
@@ -108,15 +119,19 @@ impl<V: aya::Pod> PerCpu<V> {
 }
 
 /// An array with a region for each CPU; see [`cpus`].
-struct OfEachCpu<V> {
+pub(super) struct OfEachCpu<V> {
     memory: Mapped<V>,
     /// Distance between the regions, in entries.
     entries: u32,
 }
 
-impl<V: aya::Pod> OfEachCpu<V> {
+impl<V: aya::Pod + Default + PartialEq> OfEachCpu<V> {
     fn open(loaded: &Loaded, name: &'static str) -> Result<Self, TableError> {
-        let memory = Mapped::<V>::open(loaded, name)?;
+        Self::over(&loaded.map(name)?, name)
+    }
+
+    pub(super) fn over(map: &MapData, name: &'static str) -> Result<Self, TableError> {
+        let memory = Mapped::<V>::over(map, name)?;
         let bytes = u32::try_from(size_of::<V>()).unwrap_or(u32::MAX);
         let entries = cpus::entries_of_one(memory.length(), bytes);
         Ok(Self {
@@ -125,11 +140,32 @@ impl<V: aya::Pod> OfEachCpu<V> {
         })
     }
 
+    /// Returns the same memory for a reader.
+    fn shared(&self) -> Self {
+        Self {
+            memory: self.memory.shared(),
+            entries: self.entries,
+        }
+    }
+
     /// Lists the places of an index in the regions of all CPUs.
     fn places(&self, index: u32) -> impl Iterator<Item = u32> + use<V> {
         let regions = (0..self.memory.length()).step_by(self.entries.max(1) as usize);
         let is_there = index < self.entries;
         regions.filter(move |_| is_there).map(move |of| of + index)
+    }
+
+    /// Goes on with what other counters have under `old`, unless something is counted under `index`.
+    pub(super) fn inherit(&mut self, index: u32, others: &Self, old: u32) {
+        let mut counted = self.places(index).map(|place| self.memory.read(place));
+        if counted.any(|counted| counted != Some(V::default())) {
+            return;
+        }
+        for (place, old) in self.places(index).zip(others.places(old)) {
+            if let Some(counted) = others.memory.read(old) {
+                self.memory.write(place, counted);
+            }
+        }
     }
 
     /// Sums the words at `offset` of an entry over all CPUs.
@@ -152,6 +188,11 @@ impl TrafficById {
         Ok(Self(OfEachCpu::open(loaded, name)?))
     }
 
+    /// Uses an open map.
+    pub(super) fn over(map: &MapData, name: &'static str) -> Result<Self, TableError> {
+        Ok(Self(OfEachCpu::over(map, name)?))
+    }
+
     /// Returns how many ids each CPU has counters for.
     pub(super) const fn of_cpu(&self) -> u32 {
         self.0.entries
@@ -163,6 +204,11 @@ impl TrafficById {
             packets: self.0.sum(id, PACKETS),
             bytes: self.0.sum(id, BYTES),
         }
+    }
+
+    /// Goes on with what other counters have under `old`, unless something is counted under `id`.
+    pub(super) fn inherit(&mut self, id: u32, others: &Self, old: u32) {
+        self.0.inherit(id, &others.0, old);
     }
 
     /// Clears the counters of an id before it is allocated.

@@ -12,7 +12,7 @@ use xdp_prog::abi::{
     CONFIG_ANNOUNCE, CONFIG_OVERFLOW, Config, TaggedLink,
 };
 
-use super::{Addresses, Settings, Specs, TableError, Tables, encode::config_of};
+use super::{Addresses, ServiceKey, Settings, Specs, TableError, Tables, encode::config_of};
 
 impl Tables {
     /// Sets the machine-wide settings.
@@ -33,6 +33,7 @@ impl Tables {
             index_mask: self.current_config.index_mask,
             services_of_cpu: self.current_config.services_of_cpu,
             backends_of_cpu: self.current_config.backends_of_cpu,
+            nat_only_ports: self.nat_only_ports(&settings_alone),
             ..settings_alone
         };
         self.set_config(config)?;
@@ -64,6 +65,29 @@ impl Tables {
         self.set_config(Config {
             flags: self.current_config.flags | CONFIG_OVERFLOW,
             ..self.current_config
+        })
+    }
+
+    /// Returns [`Config::nat_only_ports`] with these settings.
+    fn nat_only_ports(&self, config: &Config) -> u16 {
+        let ports = config.nat_ports;
+        let is_taken = |key: &ServiceKey| config.is_nat_port(key.port.to_be_bytes(), ports);
+        if self.installed.keys().any(is_taken) {
+            0
+        } else {
+            ports
+        }
+    }
+
+    /// Makes programs look for the services of packets to ports of NAT mode, before a service gets this port.
+    pub(super) fn ask_about_nat_port(&mut self, port: u16) -> Result<(), TableError> {
+        let config = self.current_config;
+        if !config.is_nat_port(port.to_be_bytes(), config.nat_only_ports) {
+            return Ok(());
+        }
+        self.set_config(Config {
+            nat_only_ports: 0,
+            ..config
         })
     }
 

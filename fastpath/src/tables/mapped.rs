@@ -4,7 +4,10 @@ use std::{
     io,
     marker::PhantomData,
     os::fd::{AsFd, AsRawFd},
-    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
 };
 
 use aya::{Pod, maps::MapData};
@@ -19,7 +22,7 @@ use crate::load::Loaded;
 /// nothing leads.
 #[derive(Debug)]
 pub(super) struct Mapped<T> {
-    memory: MmapRaw,
+    memory: Arc<MmapRaw>,
     length: u32,
     entry: PhantomData<T>,
 }
@@ -31,7 +34,12 @@ impl<T: Pod> Mapped<T> {
     ///
     /// Fails if it cannot be opened or mapped.
     pub(super) fn open(loaded: &Loaded, name: &'static str) -> Result<Self, TableError> {
-        Self::new(&loaded.map(name)?).map_err(|source| TableError::Mapping { map: name, source })
+        Self::over(&loaded.map(name)?, name)
+    }
+
+    /// Maps an open array into memory.
+    pub(super) fn over(map: &MapData, name: &'static str) -> Result<Self, TableError> {
+        Self::new(map).map_err(|source| TableError::Mapping { map: name, source })
     }
 
     fn new(map: &MapData) -> io::Result<Self> {
@@ -50,10 +58,19 @@ impl<T: Pod> Mapped<T> {
             .len(length as usize * size_of::<T>())
             .map_raw(map.fd().as_fd().as_raw_fd())?;
         Ok(Self {
-            memory,
+            memory: Arc::new(memory),
             length,
             entry: PhantomData,
         })
+    }
+
+    /// Returns the same memory for a reader, which would count for the process twice if it were mapped again.
+    pub(super) fn shared(&self) -> Self {
+        Self {
+            memory: Arc::clone(&self.memory),
+            length: self.length,
+            entry: PhantomData,
+        }
     }
 
     pub(super) fn length(&self) -> u32 {

@@ -1,4 +1,4 @@
-//! Counters and slots for readers other than the owner of the tables, through handles of their own to the maps.
+//! Counters and slots for readers other than the owner of the tables.
 //!
 //! Counters are stored under ids. The ids come from a [`TableView`] and may belong to another service or backend when
 //! they are read. The owner of the tables publishes the new view before it reuses an id, see
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::load::Loaded;
 
-/// Handles to the maps of counters and slots.
+/// Handles to the maps of counters and flows, and the slots.
 pub struct TableReader {
     counters: counters::Maps,
     lut: Slots,
@@ -37,15 +37,15 @@ impl fmt::Debug for TableReader {
 }
 
 impl Tables {
-    /// Opens the maps again, for another reader.
+    /// Returns counters and slots for another reader; maps that are not in memory are opened again.
     ///
     /// # Errors
     ///
     /// Fails if a map cannot be opened or mapped into memory.
     pub fn reader(&self, loaded: &Loaded) -> Result<TableReader, TableError> {
         Ok(TableReader {
-            counters: counters::Maps::open(loaded)?,
-            lut: Slots::open(loaded)?,
+            counters: self.counters.shared(loaded)?,
+            lut: self.lut.shared(),
             newest: self.newest.clone(),
             flows: FlowTables::open(loaded)?,
         })

@@ -384,6 +384,7 @@ impl Tables {
 
     /// Makes a key lead to the service with this id and entry.
     fn insert_key(&mut self, key: &ServiceKey, id: u32, entry: &Service) -> Result<(), TableError> {
+        self.ask_about_nat_port(key.port)?;
         let key = self.index.key(key);
         if !self.index.is_aside(key)
             && let Some(place) = self.or_reclaim(|tables| tables.index.place_for(key))

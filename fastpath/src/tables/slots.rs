@@ -19,6 +19,11 @@ impl Slots {
         Mapped::open(loaded, map::LUT).map(Self)
     }
 
+    /// Returns the same slots for a reader.
+    pub(super) fn shared(&self) -> Self {
+        Self(self.0.shared())
+    }
+
     pub(super) fn length(&self) -> u32 {
         self.0.length() * 2
     }

@@ -60,6 +60,28 @@ impl<V: aya::Pod + Default> Walk<V> {
         }
         Ok(passed)
     }
+
+    /// Returns the time since when those entries are that a smaller table takes: the newest, and a quarter of it stays
+    /// free. 0 if the table is not smaller, or takes all.
+    pub(super) fn newest_since(
+        &mut self,
+        capacity: usize,
+        time: impl Fn(&V) -> u64,
+    ) -> Result<u64, TableError> {
+        if self.capacity <= capacity {
+            return Ok(0);
+        }
+        let mut times = Vec::new();
+        self.go(usize::MAX, |_, value| {
+            times.push(time(value));
+            Ok(true)
+        })?;
+        let Some(surplus) = times.len().checked_sub(capacity - capacity / 4) else {
+            return Ok(0);
+        };
+        times.sort_unstable();
+        Ok(times.get(surplus).copied().unwrap_or(u64::MAX))
+    }
 }
 
 impl<V> Walk<V> {

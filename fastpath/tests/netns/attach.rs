@@ -137,16 +137,59 @@ fn maps_are_the_same_across_loads() {
 }
 
 #[test]
-fn pinned_map_keeps_its_size_and_the_loader_says_so() {
+fn map_of_another_size_is_made_anew_beside_the_one_in_use() {
     on_edge(|edge| {
-        drop(edge.load());
-        let again = edge.loader().max_entries(map::LUT, 4096).load().unwrap();
+        let first = edge.load().attach("up0", &NATIVE).unwrap();
+        let mut again = edge.loader().max_entries(map::LUT, 4096).load().unwrap();
 
-        let kept = again.kept_sizes();
-        assert_eq!(kept.len(), 1);
-        assert_eq!((kept[0].pinned, kept[0].asked), (LUT_ENTRIES, 4096));
+        let resized = again.resized();
+        assert_eq!(resized.len(), 1);
+        assert_eq!((resized[0].pinned, resized[0].asked), (LUT_ENTRIES, 4096));
         let info = again.map(map::LUT).unwrap().info().unwrap();
-        assert_eq!(info.max_entries(), LUT_ENTRIES);
+        assert_eq!(info.max_entries(), 4096);
+        let others = edge.pins.other_versions().unwrap();
+        assert_eq!(others.len(), 1);
+        let aside = &others[0];
+        assert!(aside.join("links/xdp-up0").exists() && aside.join("maps/LUT").exists());
+        edge.pins.remove_other_versions().unwrap();
+        assert!(aside.exists(), "it is in use");
+
+        let second = again.attach("up0", &NATIVE).unwrap();
+        edge.pins.remove_other_versions().unwrap();
+        assert_eq!((second.link, programs("up0")), (first.link, 1));
+        assert_eq!(second.replaced, Some(first.program));
+        assert!(edge.pins.link("up0").exists());
+        assert!(!aside.exists());
+    });
+}
+
+/// An agent is killed once it has new maps, and the next one asks for yet another size.
+#[test]
+fn sizes_that_change_twice_end_in_one_set_of_maps() {
+    on_edge(|edge| {
+        let first = edge.load().attach("up0", &NATIVE).unwrap();
+        let load = |entries| edge.loader().max_entries(map::LUT, entries).load().unwrap();
+        drop(load(4096));
+        let mut last = load(8192);
+        assert_eq!(edge.pins.other_versions().unwrap().len(), 2);
+
+        assert_eq!(last.attach("up0", &NATIVE).unwrap().link, first.link);
+        edge.pins.remove_other_versions().unwrap();
+        assert!(edge.pins.other_versions().unwrap().is_empty());
+        assert!(load(8192).resized().is_empty());
+    });
+}
+
+#[test]
+fn size_beyond_memory_leaves_the_pins_as_they_are() {
+    on_edge(|edge| {
+        edge.load().attach("up0", &NATIVE).unwrap();
+        let before = map_id(&edge.pins.open_map(map::LUT).unwrap());
+        let error = edge.loader().max_entries(map::LUT, u32::MAX).load();
+        assert!(matches!(error.unwrap_err(), LoadError::Memory { map, .. } if map == map::LUT));
+        assert_eq!(map_id(&edge.pins.open_map(map::LUT).unwrap()), before);
+        assert!(edge.pins.link("up0").exists());
+        assert!(edge.pins.other_versions().unwrap().is_empty());
     });
 }
 

@@ -26,6 +26,7 @@ use xdp_prog::{
         Inserted, Paths, Probes, Relay, Shortcuts, Tables, World,
     },
 };
+use zerocopy::IntoBytes as _;
 
 pub(crate) use self::nat::Nat;
 use super::routes;
@@ -211,7 +212,12 @@ impl TableSet {
 
     /// Returns the settings as the kernel's index of services needs them.
     pub(crate) fn indexed_config(&self) -> Config {
+        let v4 = self.services_v4.keys().map(|key| &key.as_bytes()[4..6]);
+        let v6 = self.services_v6.keys().map(|key| &key.as_bytes()[16..18]);
+        let ports = self.config.nat_ports;
+        let is_taken = |port: &[u8]| self.config.is_nat_port([port[0], port[1]], ports);
         Config {
+            nat_only_ports: if v4.chain(v6).any(is_taken) { 0 } else { ports },
             delivery_keys: DeliveryKeys::new(|index| INDEX_SEED.wrapping_mul(index as u64 * 2 + 1)),
             index_seed: INDEX_SEED,
             index_mask: size::BUCKETS - 1,

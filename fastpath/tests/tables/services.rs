@@ -260,6 +260,41 @@ fn every_change_ends_what_programs_have_noted() {
 }
 
 #[test]
+fn ports_of_nat_mode_are_asked_about_while_a_service_has_one() {
+    let (loaded, mut tables) = small();
+    let config = array::<Config>(&loaded, map::CONFIG);
+    let only_nat = || config.get(&0, 0).unwrap().nat_only_ports;
+    let nat = NatSettings {
+        first_port: 30_000,
+        ports: 100,
+        ..NatSettings::default()
+    };
+    let settings = Settings {
+        nat: Some(nat),
+        ..Settings::default()
+    };
+    tables.set_settings(settings).unwrap();
+    for outside in ["10.99.0.1:29999/tcp", "10.99.0.1:30100/tcp"] {
+        let outside = service(outside);
+        tables
+            .put_service(outside, &spec(&[("10.0.0.1", 1)]))
+            .unwrap();
+        assert_eq!(only_nat(), 100, "{outside}");
+    }
+    let among = service("10.99.0.1:30099/tcp");
+    tables
+        .put_service(among, &spec(&[("10.0.0.1", 1)]))
+        .unwrap();
+    assert_eq!(only_nat(), 0);
+    let mut tables = Tables::open(&loaded).unwrap();
+    tables.set_settings(settings).unwrap();
+    assert_eq!(only_nat(), 0, "the next agent finds the service");
+    tables.remove_service(&among).unwrap();
+    tables.set_settings(settings).unwrap();
+    assert_eq!(only_nat(), 100);
+}
+
+#[test]
 fn addresses_and_edges_become_exactly_what_was_asked() {
     let (_loaded, mut tables) = small();
     let own = BTreeSet::from([address("10.0.0.9")]);

@@ -84,7 +84,7 @@ fn bare<'t, F: Frame, A: Ip, T: World>(
     head.publish(tables, packet);
     let is_sent_by_edge = found.is_sent_by_edge(frame, tables);
     match owner(tables, &found, &flow, is_sent_by_edge) {
-        Ok(owner) => match balance::forward(tables, packet, &flow, &found, &owner) {
+        Ok(owner) => match balance::forward(tables, packet, &flow, found.entry.mode, &owner) {
             Ok(verdict) => verdict,
             Err(reason) => Verdict::Drop(reason),
         },

@@ -86,7 +86,7 @@ fn decide_message<'t, F: Frame, A: Messages, T: World>(
         Ok(owner) if owner.backend.is_own_pod() => {
             go_on(tables, found.id, owner.id, Stage::IcmpLocal)
         }
-        Ok(owner) => match balance::forward(tables, packet, flow, &found, &owner) {
+        Ok(owner) => match balance::forward(tables, packet, flow, found.entry.mode, &owner) {
             Ok(verdict) => verdict,
             Err(reason) => Verdict::Drop(reason),
         },

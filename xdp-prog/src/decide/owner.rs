@@ -58,40 +58,22 @@ pub fn find_service<'t, A: Ip, T: Tables>(
     flow: &FlowKey<A>,
 ) -> Result<FoundService, Verdict<'t>> {
     match A::service(tables, flow) {
-        Some((entry, check)) => checked(tables, entry.id(), check),
+        Some((entry, check)) => checked_service(tables, entry.id(), check),
         None => Err(no_service(tables, flow)),
     }
 }
 
-/// Finds the service of a flow at an edge: as [`find_service`], but a plain service's entry is not read. Its flags seem to be
-/// none.
+/// Returns the service with this id, if it is the one whose key has this check.
 ///
 /// # Errors
 ///
-/// As [`find_service`].
+/// Returns the verdict on a packet whose service has changed at this moment.
 #[inline(always)]
-pub fn find_service_at_edge<'t, A: Ip, T: Tables>(
-    tables: &'t T,
-    flow: &FlowKey<A>,
+pub fn checked_service<'t, T: Tables>(
+    tables: &T,
+    id: u32,
+    check: u32,
 ) -> Result<FoundService, Verdict<'t>> {
-    let Some((entry, check)) = A::service(tables, flow) else {
-        return Err(no_service(tables, flow));
-    };
-    match entry.plain() {
-        Some(word) => Ok(FoundService {
-            id: entry.id(),
-            entry: Service {
-                word,
-                ..Service::default()
-            },
-        }),
-        None => checked(tables, entry.id(), check),
-    }
-}
-
-/// Returns the service with this id, if it is the one whose key has this check.
-#[inline(always)]
-fn checked<'t, T: Tables>(tables: &'t T, id: u32, check: u32) -> Result<FoundService, Verdict<'t>> {
     match tables.service(id) {
         Some(entry) if entry.word.check() == check && entry.word.base() != 0 => {
             Ok(FoundService { id, entry })
@@ -122,11 +104,11 @@ pub fn find_with_pods<A: Ip, T: Tables>(tables: &T, flow: &FlowKey<A>) -> Option
 /// Returns the verdict on a packet without a service. A reply in NAT mode has a port of the mode or, in SCTP, any
 /// port.
 #[inline(always)]
-fn no_service<'t, A: Ip, T: Tables>(tables: &T, flow: &FlowKey<A>) -> Verdict<'t> {
+pub fn no_service<'t, A: Ip, T: Tables>(tables: &T, flow: &FlowKey<A>) -> Verdict<'t> {
     let config = tables.config();
     let is_nat = config.is_some_and(|config| {
-        let offset = u16::from_be_bytes(flow.destination_port).wrapping_sub(config.nat_port);
-        offset < config.nat_ports || (flow.protocol == protocol::SCTP && config.nat_ports != 0)
+        config.is_nat_port(flow.destination_port, config.nat_ports)
+            || (flow.protocol == protocol::SCTP && config.nat_ports != 0)
     });
     if is_nat {
         return Verdict::Continue(Stage::NatReply);
@@ -177,13 +159,18 @@ pub fn owner<'t, A: Ip, T: Tables>(
     }
     match choose_from(tables, found, found.entry.word, flow) {
         Some(owner) => Ok(owner),
-        // A plain service's flags are not known yet.
-        None => match tables.service(found.id) {
-            Some(entry) if entry.flags & SERVICE_DROP_WHEN_EMPTY != 0 => {
-                Err(Verdict::Drop(DropReason::NoLocalBackend))
-            }
-            _ => Err(Verdict::Answer(Answer::REFUSE)),
-        },
+        None => Err(no_owner(tables, found.id)),
+    }
+}
+
+/// Returns the verdict on a packet of a service whose table is empty.
+#[inline(always)]
+pub fn no_owner<'t, T: Tables>(tables: &T, service: u32) -> Verdict<'t> {
+    match tables.service(service) {
+        Some(entry) if entry.flags & SERVICE_DROP_WHEN_EMPTY != 0 => {
+            Verdict::Drop(DropReason::NoLocalBackend)
+        }
+        _ => Verdict::Answer(Answer::REFUSE),
     }
 }
 
@@ -256,18 +243,34 @@ pub fn choose_from<'t, A: Ip, T: Tables>(
     table: ServiceWord,
     flow: &FlowKey<A>,
 ) -> Option<Owner<'t>> {
-    let hash = if found.entry.affinity == 0 {
-        flow.hash(tables.config().map_or(0, |config| config.hash_seed))
-    } else {
-        flow.client_hash(found.entry.affinity)
-    };
+    let hash = flow_hash(tables, found.entry.affinity, flow);
+    owner_of_slot(tables, found.id, table, hash)
+}
+
+/// Returns the hash of a flow that chooses its backend, by the service's [`Service::affinity`].
+#[inline(always)]
+pub fn flow_hash<A: Ip, T: Tables>(tables: &T, affinity: u64, flow: &FlowKey<A>) -> u32 {
+    match affinity {
+        0 => flow.hash(tables.config().map_or(0, |config| config.hash_seed)),
+        seed => flow.client_hash(seed),
+    }
+}
+
+/// Finds the backend that owns a hash's slot; `None` if the table is empty.
+#[inline(always)]
+pub fn owner_of_slot<'t, T: Tables>(
+    tables: &'t T,
+    service: u32,
+    table: ServiceWord,
+    hash: u32,
+) -> Option<Owner<'t>> {
     let slot = maglev::slot(hash, table.log2_length());
     let id = tables.slot(table.base() + slot).unwrap_or_default().0;
     if id == 0 {
         return None;
     }
     Some(Owner {
-        service: found.id,
+        service,
         hash,
         id,
         backend: tables.backend(id)?,

@@ -27,7 +27,8 @@ use crate::{
 /// Returns the reason why the inner packet cannot be delivered; the frame must then be dropped.
 #[inline(always)]
 pub fn decap<F: FrameMut>(frame: &mut F, decap: &Decap) -> Result<(), DropReason> {
-    mend_inner(frame, decap)?;
+    check_inner(frame, decap)?;
+    merge_classes(frame, decap)?;
     take_off(frame, decap)
 }
 
@@ -51,51 +52,62 @@ pub(super) fn shift_link<F: FrameMut>(
     // opaque place, neither concludes it.
     let place = Ethernet::LENGTH - 2;
     let macs = view_mut::<Ethernet, _>(frame, 0)?.macs;
-    let first: [u8; 8] = match tags {
-        0 => [0; 8],
+    // A word and no bytes, each of which would have a place of its own on the stack.
+    let first = match tags {
+        0 => 0,
         VlanTag::LENGTH => {
             let place = frame.opaque::<16>(place);
-            let tag = *view_mut::<[u8; 4], _>(frame, place)?;
-            [tag[0], tag[1], tag[2], tag[3], 0, 0, 0, 0]
+            u64::from(u32::from_ne_bytes(*view_mut(frame, place)?))
         }
         _ => {
             let place = frame.opaque::<16>(place);
-            *view_mut::<[u8; 8], _>(frame, place)?
+            u64::from_ne_bytes(*view_mut(frame, place)?)
         }
     };
     if !frame.move_start(delta) {
         return Err(DropReason::NoHeadroom);
     }
     view_mut::<Ethernet, _>(frame, 0)?.macs = macs;
-    let [a, b, c, d, ..] = first;
     match tags {
         0 => view_mut::<Ethernet, _>(frame, 0)?.ether_type = ether_type,
         VlanTag::LENGTH => {
-            *view_mut::<[u8; 4], _>(frame, Ethernet::LENGTH - 2)? = [a, b, c, d];
+            *view_mut(frame, Ethernet::LENGTH - 2)? = (first as u32).to_ne_bytes();
             *view_mut::<[u8; 2], _>(frame, Ethernet::LENGTH + 2)? = ether_type;
         }
         _ => {
-            *view_mut::<[u8; 8], _>(frame, Ethernet::LENGTH - 2)? = first;
+            *view_mut(frame, Ethernet::LENGTH - 2)? = first.to_ne_bytes();
             *view_mut::<[u8; 2], _>(frame, Ethernet::LENGTH + 6)? = ether_type;
         }
     }
     Ok(())
 }
 
-/// Checks the inner header and merges the outer ECN field into it (RFC 6040 section 4.2).
+/// Checks an inner header that nobody has parsed.
 #[inline(always)]
-pub(super) fn mend_inner<F: FrameMut>(frame: &mut F, decap: &Decap) -> Result<(), DropReason> {
+fn check_inner<F: FrameMut>(frame: &F, decap: &Decap) -> Result<(), DropReason> {
     let malformed = DropReason::MalformedInner;
+    let is_whole = match decap.inner {
+        Family::V4 => {
+            let header: &Ipv4 = frame.view(decap.inner_l3).ok_or(malformed)?;
+            header.version() == 4
+                && header.header_length() >= Ipv4::LENGTH
+                && header.total_length() >= header.header_length()
+                && header.total_length() <= decap.inner_room
+        }
+        Family::V6 => {
+            let header: &Ipv6 = frame.view(decap.inner_l3).ok_or(malformed)?;
+            header.version() == 6 && header.total_length() <= decap.inner_room
+        }
+    };
+    if is_whole { Ok(()) } else { Err(malformed) }
+}
+
+/// Merges the outer ECN field into the inner header (RFC 6040 section 4.2).
+#[inline(always)]
+pub(super) fn merge_classes<F: FrameMut>(frame: &mut F, decap: &Decap) -> Result<(), DropReason> {
     match decap.inner {
         Family::V4 => {
-            let header: &mut Ipv4 = frame.view_mut(decap.inner_l3).ok_or(malformed)?;
-            if header.version() != 4
-                || header.header_length() < Ipv4::LENGTH
-                || header.total_length() < header.header_length()
-                || header.total_length() > decap.inner_room
-            {
-                return Err(malformed);
-            }
+            let header = view_mut::<Ipv4, _>(frame, decap.inner_l3)?;
             let tos = merge_ecn(decap.outer_class, header.tos)?;
             if tos != header.tos {
                 let old = u16::from_be_bytes([header.version_ihl, header.tos]);
@@ -105,10 +117,7 @@ pub(super) fn mend_inner<F: FrameMut>(frame: &mut F, decap: &Decap) -> Result<()
             }
         }
         Family::V6 => {
-            let header: &mut Ipv6 = frame.view_mut(decap.inner_l3).ok_or(malformed)?;
-            if header.version() != 6 || header.total_length() > decap.inner_room {
-                return Err(malformed);
-            }
+            let header = view_mut::<Ipv6, _>(frame, decap.inner_l3)?;
             let class = merge_ecn(decap.outer_class, header.traffic_class())?;
             header.class_label[0] = 0x60 | class >> 4;
             header.class_label[1] = header.class_label[1] & 0x0f | class << 4;

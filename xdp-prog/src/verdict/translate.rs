@@ -5,6 +5,8 @@ use crate::{family::Family, world::Translation};
 /// A packet of NAT mode on its way to the other end of its flow.
 #[derive(Clone, Copy, Debug)]
 pub struct Translate<'t> {
+    /// Service id, for the counters; 0 towards the client.
+    pub service: u32,
     /// Family of the packet, which stays.
     pub family: Family,
     /// Offset of the IP header.

@@ -48,9 +48,10 @@ pub trait Flows: Clock {
     /// Removes a flow's note.
     #[inline(always)]
     fn forget_note(&self, _: &Tuple) {}
-    /// Returns what packets of the last second that had this key were delivered to; always `None` without notes.
+    /// Returns what packets of the second before `now` that had this key were delivered to; always `None` without
+    /// notes.
     #[inline(always)]
-    fn noted_delivery(&self, _: DeliveryKey) -> Option<DeliveryNote> {
+    fn noted_delivery(&self, _: DeliveryKey, _now: u64) -> Option<DeliveryNote> {
         None
     }
     /// Notes a delivery for the packets of the next second.

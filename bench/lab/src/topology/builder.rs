@@ -1,6 +1,6 @@
 //! Builds the test network: namespaces, cables, addresses and routes.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::Topology;
 use crate::{
@@ -14,6 +14,8 @@ const MAX_CLIENTS: u8 = 15;
 const MAX_EDGES: u8 = 89;
 const MAX_NODES: u8 = 99;
 const MAX_PODS: u8 = 99;
+/// Number of the first node on the segment.
+const FIRST_NODE: u8 = 101;
 
 /// The description of a [`Topology`].
 #[derive(Debug, Clone)]
@@ -131,7 +133,7 @@ impl Builder {
             .map(|i| self.segment_machine(&switch, format!("edge{i}"), 11 + i))
             .collect::<Result<Vec<_>>>()?;
         let mut nodes = (0..self.nodes)
-            .map(|j| self.segment_machine(&switch, format!("node{j}"), 101 + j))
+            .map(|j| self.segment_machine(&switch, format!("node{j}"), FIRST_NODE + j))
             .chain(
                 (self.nodes..self.nodes + self.routed_nodes).map(|j| self.routed_node(&router, j)),
             )
@@ -191,19 +193,10 @@ impl Builder {
     }
 
     fn client(&self, router: &Namespace, k: u8) -> Result<Machine> {
-        let side = |host: u8| {
-            [
-                cidr(Ipv4Addr::new(10, 0, 0, 16 * k + host), 28),
-                cidr(
-                    Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, k.into(), host.into()),
-                    112,
-                ),
-            ]
-        };
         let plan = Plan {
             label: format!("client{k}"),
-            own: side(2),
-            gateway: side(1),
+            own: client_network(k, 2),
+            gateway: client_network(k, 1),
             mtu: self.client_mtu,
         };
         self.machine(plan, router, FarEnd::Router)
@@ -310,6 +303,26 @@ fn router() -> Result<Namespace> {
         router.set_sysctl(&format!("net/{family}/fib_multipath_hash_policy"), "1")?;
     }
     Ok(router)
+}
+
+/// Returns the addresses that client `k` has, IPv4 first.
+pub fn client_addresses(k: u8) -> [IpAddr; 2] {
+    client_network(k, 2).map(|cidr| cidr.address)
+}
+
+/// Returns the addresses that node `j` on the edges' segment has, IPv4 first.
+pub fn node_addresses(j: u8) -> [IpAddr; 2] {
+    segment(FIRST_NODE + j).map(|cidr| cidr.address)
+}
+
+fn client_network(k: u8, host: u8) -> [Cidr; 2] {
+    [
+        cidr(Ipv4Addr::new(10, 0, 0, 16 * k + host), 28),
+        cidr(
+            Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, k.into(), host.into()),
+            112,
+        ),
+    ]
 }
 
 fn segment(host: u8) -> [Cidr; 2] {

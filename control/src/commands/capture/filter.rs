@@ -2,12 +2,15 @@
 
 use std::net::IpAddr;
 
+use anyhow::Result;
 use fastpath::capture::{Filter, Network, Outcomes};
 use fastpath::tables::{Protocol, ServiceKey};
 use ipnet::IpNet;
 use xdp_prog::abi::AddressKey;
 use xdp_prog::reason::{self, ReasonKind};
 use xdp_prog::wire::protocol;
+
+use crate::cli::one_service;
 
 /// Number of bits before an IPv4 address that is mapped into IPv6.
 const MAPPED: u32 = 96;
@@ -48,12 +51,15 @@ struct Words {
     outcomes: Option<Outcomes>,
 }
 
-/// Parses a filter: which frames, and which outcomes.
+/// Parses a filter: which frames, and which outcomes. `by_name` finds services by their names.
 ///
 /// # Errors
 ///
-/// When a word is unknown, or its value is missing or invalid.
-pub fn parse(words: &[String]) -> Result<(Filter, Outcomes), FilterError> {
+/// When a word is unknown, or its value is missing or invalid, or there is no such service.
+pub fn parse(
+    words: &[String],
+    by_name: impl Fn(&str) -> Result<ServiceKey>,
+) -> Result<(Filter, Outcomes)> {
     let mut read = Words::default();
     // As with tcpdump, the filter may be quoted or not.
     let mut words = words.iter().flat_map(|text| text.split_whitespace());
@@ -68,7 +74,10 @@ pub fn parse(words: &[String]) -> Result<(Filter, Outcomes), FilterError> {
             "host" => read.host(value()?)?,
             "net" => read.net(value()?)?,
             "port" => read.port(value()?)?,
-            "service" => read.service(value()?)?,
+            "service" => {
+                let name = service(value()?)?;
+                read.service(name.parse().or_else(|_| by_name(&name))?)?;
+            }
             "reason" => read.reason(value()?)?,
             "tcp" => read.protocol([protocol::TCP; 2])?,
             "udp" => read.protocol([protocol::UDP; 2])?,
@@ -79,10 +88,19 @@ pub fn parse(words: &[String]) -> Result<(Filter, Outcomes), FilterError> {
             "drop" => read.kind(ReasonKind::Drop),
             "reply" => read.kind(ReasonKind::Reply),
             "to_client" => read.kind(ReasonKind::ToClient),
-            other => return Err(FilterError::Word(other.to_owned())),
+            other => return Err(FilterError::Word(other.to_owned()).into()),
         }
     }
-    read.finish()
+    Ok(read.finish()?)
+}
+
+/// Reads the address or name of a service.
+fn service(value: &str) -> Result<String, FilterError> {
+    one_service(value).map_err(|_| FilterError::Value {
+        word: "service",
+        takes: "one such as 192.0.2.10:80/tcp or default/web:http",
+        value: value.to_owned(),
+    })
 }
 
 impl Words {
@@ -111,8 +129,7 @@ impl Words {
         Ok(())
     }
 
-    fn service(&mut self, value: &str) -> Result<(), FilterError> {
-        let service: ServiceKey = read("service", "one such as 192.0.2.10:80/tcp", value)?;
+    fn service(&mut self, service: ServiceKey) -> Result<(), FilterError> {
         self.network(IpNet::from(service.address));
         self.ports.push(service.port);
         self.protocol(match service.protocol {
@@ -198,8 +215,13 @@ mod tests {
 
     use super::*;
 
-    fn filter(text: &str) -> Result<(Filter, Outcomes), FilterError> {
-        parse(&[text.to_owned()])
+    fn filter(text: &str) -> Result<(Filter, Outcomes)> {
+        parse(&[text.to_owned()], by_name)
+    }
+
+    fn by_name(name: &str) -> Result<ServiceKey> {
+        anyhow::ensure!(name == "default/web", "no service {name}");
+        Ok("192.0.2.1:80/tcp".parse()?)
     }
 
     #[test]
@@ -213,8 +235,10 @@ mod tests {
             .map(str::to_owned)
             .into();
         let quoted = filter("host 192.0.2.1 and port 80 and tcp").unwrap();
-        assert_eq!(parse(&single).unwrap(), quoted);
-        assert_eq!(filter("service 192.0.2.1:80/tcp").unwrap(), quoted);
+        assert_eq!(parse(&single, by_name).unwrap(), quoted);
+        for service in ["192.0.2.1:80/tcp", "default/web"] {
+            assert_eq!(filter(&format!("service {service}")).unwrap(), quoted);
+        }
         let address = AddressKey::v4([192, 0, 2, 1]);
         assert_eq!(quoted.0.networks[0], Network::new(address, 128));
         assert_eq!(quoted.0.ports, [[0, 80], [0, 0]]);
@@ -253,6 +277,7 @@ mod tests {
             ("tcp udp", "protocol"),
             ("reason bad_luck", "bad_luck"),
             ("service 192.0.2.1:80", "192.0.2.1:80"),
+            ("service default/nosuch", "no service default/nosuch"),
         ] {
             let error = filter(text).unwrap_err().to_string();
             assert!(error.contains(named), "{text}: {error}");

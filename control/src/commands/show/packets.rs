@@ -3,22 +3,23 @@
 use super::{last_untrusted, only_if, rate};
 use crate::api::{AtAddress, Detached, Flow, Flows, Reason, Trace, Which};
 use crate::reasons::{Explanation, explanation};
-use crate::render::{Table, count, duration, percent, printable, wrapped};
+use crate::render::{Page, Table, count, duration, percent};
 
-/// Width of a line after its title.
-const LINE: usize = 71;
+/// Width of the titles of lines.
+const TITLE: usize = 9;
 
 /// Formats the reasons of packets that were not forwarded. Reasons without packets are shown only with `all`.
-pub fn drops(reasons: &[Reason], all: bool) -> String {
+pub fn drops(reasons: &[Reason], all: bool, page: &mut Page) {
     let rates = reasons.iter().any(|reason| reason.rates.is_some());
     let rates = only_if(rates, ">PKT/S");
     let mut table = Table::new(["ACTION", "REASON", ">PACKETS", rates, "MEANING"]);
-    let mut notes = String::new();
+    let mut notes = Vec::new();
     for reason in reasons {
         for (counter, frames) in &reason.drivers {
-            notes += &format!("{}: the driver counts {counter} {frames}\n", reason.reason);
+            let label = &reason.reason;
+            notes.push(format!("{label}: the driver counts {counter} {frames}"));
         }
-        notes += &reason.last.as_ref().map(last_untrusted).unwrap_or_default();
+        notes.extend(reason.last.as_ref().map(last_untrusted));
         if !all && reason.packets == 0 {
             continue;
         }
@@ -31,11 +32,14 @@ pub fn drops(reasons: &[Reason], all: bool) -> String {
             &meaning.unwrap_or_default(),
         ]);
     }
-    table.render("nothing dropped or passed") + &notes
+    page.table(&table, "nothing dropped or passed");
+    for note in notes {
+        page.line(&note);
+    }
 }
 
 /// Formats flows, and the number of further ones.
-pub fn flows(flows: &Flows) -> String {
+pub fn flows(flows: &Flows, page: &mut Page) {
     let mut table = Table::new(["CLIENT", "SERVICE", "BACKEND", "STATE", ">IDLE"]);
     for flow in &flows.flows {
         table.row([
@@ -46,11 +50,11 @@ pub fn flows(flows: &Flows) -> String {
             &duration(flow.idle_seconds),
         ]);
     }
-    let more = match flows.more {
-        0 => String::new(),
-        more => format!("and {more} more; --limit lists more of them\n"),
-    };
-    table.render("no flows") + &more
+    page.table(&table, "no flows");
+    if flows.more > 0 {
+        let more = flows.more;
+        page.line(&format!("and {more} more; --limit lists more of them"));
+    }
 }
 
 /// Returns whether a flow is open, and whether it is one of NAT mode.
@@ -64,48 +68,36 @@ fn state(flow: &Flow) -> &'static str {
 }
 
 /// Formats the explanation of a reason.
-pub fn explained(explanation: &Explanation) -> String {
-    let mut page = Lines::default();
-    page.add("reason", explanation.reason);
-    page.add("action", explanation.action);
-    page.add("meaning", explanation.meaning);
-    page.add("cause", explanation.cause);
-    page.add("remedy", explanation.remedy);
-    page.0
+pub fn explained(explanation: &Explanation, page: &mut Page) {
+    add(page, "reason", explanation.reason);
+    add(page, "action", explanation.action);
+    add(page, "meaning", explanation.meaning);
+    add(page, "cause", explanation.cause);
+    add(page, "remedy", explanation.remedy);
 }
 
-/// A page of lines that begin with a title.
-#[derive(Default)]
-struct Lines(String);
+/// Adds a line that begins with a title.
+fn add(page: &mut Page, title: &str, text: impl AsRef<str>) {
+    page.hanging(&format!("{title:<TITLE$}"), TITLE, text.as_ref());
+}
 
-impl Lines {
-    fn add(&mut self, title: &str, text: impl AsRef<str>) {
-        let mut title = title;
-        for line in wrapped(text.as_ref(), LINE) {
-            self.0 += &format!("{title:<9}{line}\n");
-            title = "";
-        }
-    }
-
-    /// Adds hexadecimal digits, 16 bytes per line.
-    fn add_bytes(&mut self, title: &str, digits: &str) {
-        for (index, line) in digits.as_bytes().chunks(32).enumerate() {
-            let pairs = line.chunks(2).map(|pair| String::from_utf8_lossy(pair));
-            let title = if index == 0 { title } else { "" };
-            self.add(title, pairs.collect::<Vec<_>>().join(" "));
-        }
+/// Adds hexadecimal digits, 16 bytes per line.
+fn add_bytes(page: &mut Page, title: &str, digits: &str) {
+    for (index, line) in digits.as_bytes().chunks(32).enumerate() {
+        let pairs = line.chunks(2).map(|pair| String::from_utf8_lossy(pair));
+        let title = if index == 0 { title } else { "" };
+        add(page, title, pairs.collect::<Vec<_>>().join(" "));
     }
 }
 
 /// Formats the path of a frame.
-pub fn trace(trace: &Trace) -> String {
-    let mut page = Lines::default();
+pub fn trace(trace: &Trace, page: &mut Page) {
     for step in &trace.steps {
-        page.add(&step.name, printable(&step.text));
+        add(page, &step.name, &step.text);
     }
-    page.add_bytes("before", &trace.before);
+    add_bytes(page, "before", &trace.before);
     if trace.after != trace.before {
-        page.add_bytes("after", &trace.after);
+        add_bytes(page, "after", &trace.after);
     }
     let action = &trace.action;
     let verdict = match (&trace.reason, &trace.device) {
@@ -113,19 +105,25 @@ pub fn trace(trace: &Trace) -> String {
         (None, Some(device)) => format!("{action} by {device}"),
         (None, None) => action.clone(),
     };
-    page.add("verdict", verdict);
-    page.0
+    add(page, "verdict", verdict);
 }
 
 /// Formats the steps of a backend's lookup.
-pub fn which(which: &Which) -> String {
-    let mut page = Lines::default();
+pub fn which(which: &Which, page: &mut Page) {
     let name = which.name.as_ref().map(|name| format!(" ({name})"));
-    page.add("service", which.service.clone() + &name.unwrap_or_default());
-    page.add("from", &which.from);
+    add(
+        page,
+        "service",
+        which.service.clone() + &name.unwrap_or_default(),
+    );
+    add(page, "from", &which.from);
     if let Some(choice) = &which.choice {
-        page.add("hash", format!("{:#010x}", choice.hash));
-        page.add("slot", format!("{} of {}", choice.slot, choice.table_size));
+        add(page, "hash", format!("{:#010x}", choice.hash));
+        add(
+            page,
+            "slot",
+            format!("{} of {}", choice.slot, choice.table_size),
+        );
         let weight = choice.weight.map(|weight| format!("weight {weight}, "));
         let owns = format!(
             "{} ({}owns {} slots, {})",
@@ -134,11 +132,11 @@ pub fn which(which: &Which) -> String {
             choice.slots,
             percent(choice.slots.into(), choice.table_size.into())
         );
-        page.add("backend", owns);
-        page.add("mode", &choice.mode);
+        add(page, "backend", owns);
+        add(page, "mode", &choice.mode);
     }
     if let Some(ends) = &which.translated {
-        page.add("nat", ends);
+        add(page, "nat", ends);
     }
     let action = &which.action;
     let verdict = match which.reason.as_deref() {
@@ -149,36 +147,33 @@ pub fn which(which: &Which) -> String {
         Some(reason) => format!("{action}: {reason}"),
         None => action.clone(),
     };
-    page.add("verdict", verdict);
+    add(page, "verdict", verdict);
     if let Some(next_hop) = &which.next_hop {
-        page.add("next hop", next_hop);
+        add(page, "next hop", next_hop);
     }
-    page.0
 }
 
 /// Formats the use of an address on a machine.
-pub fn at_address(at: &AtAddress) -> String {
-    let mut page = Lines::default();
-    page.add("address", at.address.to_string());
+pub fn at_address(at: &AtAddress, page: &mut Page) {
+    add(page, "address", at.address.to_string());
     let services = match at.services.as_slice() {
         [] => "none".to_owned(),
         services => services.join(" "),
     };
-    page.add("services", services);
+    add(page, "services", services);
     let announced = match at.announced_on.as_slice() {
-        [] => "not by this machine; in a cluster the Events of the Service name the one that does"
+        [] => "not by this machine; in a cluster, `guideway cluster which` asks all of them"
             .to_owned(),
         interfaces => format!("by this machine, on {}", interfaces.join(", ")),
     };
-    page.add("announce", announced);
-    page.0
+    add(page, "announce", announced);
 }
 
 /// Formats what a detach removed.
-pub fn detached(detached: &Detached) -> String {
+pub fn detached(detached: &Detached, page: &mut Page) {
     if detached.interfaces.is_empty() {
-        return "nothing was attached; no pins are left\n".to_owned();
+        return page.line("nothing was attached; no pins are left");
     }
     let interfaces = detached.interfaces.join(", ");
-    format!("detached from {interfaces}; no pins are left\n")
+    page.line(&format!("detached from {interfaces}; no pins are left"));
 }

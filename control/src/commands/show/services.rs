@@ -3,12 +3,12 @@
 use std::borrow::Cow;
 use std::net::SocketAddr;
 
-use super::{Columns, indented, only_if, rate};
+use super::{Columns, only_if, rate};
 use crate::api::{Backend, Service};
-use crate::render::{Table, count, duration, percent};
+use crate::render::{Page, Table, count, duration, percent};
 
 /// Formats the services.
-pub fn services<'r>(services: impl Into<Cow<'r, [Service]>>, columns: Columns) -> String {
+pub fn services<'r>(services: impl Into<Cow<'r, [Service]>>, columns: Columns, page: &mut Page) {
     let services = services.into();
     let Columns { is_wide, stats } = columns;
     let rates = services.iter().any(|service| service.rates.is_some());
@@ -29,7 +29,7 @@ pub fn services<'r>(services: impl Into<Cow<'r, [Service]>>, columns: Columns) -
         only_if(rates, ">PKT/S"),
         only_if(rates, ">BYTE/S"),
     ]);
-    let mut notes = String::new();
+    let mut notes = Vec::new();
     for service in services.into_owned() {
         let service = &service;
         table.row([
@@ -58,22 +58,23 @@ pub fn services<'r>(services: impl Into<Cow<'r, [Service]>>, columns: Columns) -
         ]);
         let name = &service.name;
         if let Some(problem) = &service.problem {
-            notes += &indented(&format!("{name}: {problem}"));
+            notes.push(format!("{name}: {problem}"));
         }
         if !is_wide && !stats {
-            notes += &policies(service);
+            notes.extend(policies(service));
         }
         if service.left_out > 0 {
             let left_out = service.left_out;
-            notes += &indented(&format!(
+            notes.push(format!(
                 "{name}: {left_out} PODS LEFT OUT, see `guideway backends`"
             ));
         }
         if service.all_fail {
-            notes += &indented(&format!("{name}: every backend fails, so all serve"));
+            notes.push(format!("{name}: every backend fails, so all serve"));
         }
     }
-    table.render("no services") + &notes
+    page.table(&table, "no services");
+    notes.iter().for_each(|note| page.note(note));
 }
 
 /// Returns the mode, with the traffic policy if that is `local`.
@@ -84,8 +85,8 @@ fn mode(service: &Service) -> String {
     }
 }
 
-/// Returns a note about source ranges, affinity and other rules of a service.
-fn policies(service: &Service) -> String {
+/// Returns a note about source ranges, affinity and other rules of a service, if it has any.
+fn policies(service: &Service) -> Option<String> {
     let mut notes = Vec::new();
     if service.source_ranges > 0 {
         notes.push(format!("{} source ranges", service.source_ranges));
@@ -96,20 +97,15 @@ fn policies(service: &Service) -> String {
     if service.local_pods > 0 {
         notes.push(format!("{} pods here", service.local_pods));
     }
-    if notes.is_empty() {
-        return String::new();
-    }
-    indented(&format!("{}: {}", service.service, notes.join(", ")))
+    (!notes.is_empty()).then(|| format!("{}: {}", service.service, notes.join(", ")))
 }
 
 /// The note of [`backends`] if some have weight 0.
 pub(super) const NO_WEIGHT: &str = "\
-weight 0: takes no new connections from here; a pod of this machine gets what
-other machines send to it
-";
+weight 0: takes no new connections from here; a pod of this machine gets what other machines send to it";
 
 /// Formats the backends of every service. Rows that it owns are freed one after the other: there may be 250 000.
-pub fn backends<'r>(backends: impl Into<Cow<'r, [Backend]>>, columns: Columns) -> String {
+pub fn backends<'r>(backends: impl Into<Cow<'r, [Backend]>>, columns: Columns, page: &mut Page) {
     let backends = backends.into();
     let Columns { is_wide, stats } = columns;
     let rates = backends.iter().any(|backend| backend.rates.is_some());
@@ -130,7 +126,7 @@ pub fn backends<'r>(backends: impl Into<Cow<'r, [Backend]>>, columns: Columns) -
         only_if(rates, ">PKT/S"),
         only_if(rates && (is_wide || stats), ">BYTE/S"),
     ]);
-    let mut notes = String::new();
+    let mut notes = Vec::new();
     let has_weightless = backends.iter().any(|backend| backend.weight == 0);
     for backend in backends.into_owned() {
         let backend = &backend;
@@ -160,22 +156,23 @@ pub fn backends<'r>(backends: impl Into<Cow<'r, [Backend]>>, columns: Columns) -
             node,
             ..
         } = backend;
-        notes += &health_note(backend);
+        notes.extend(health_note(backend));
         if backend.draining {
-            notes += &indented(&format!(
+            notes.push(format!(
                 "{name} {address}: terminating, takes no new connections"
             ));
         }
         if backend.left_out {
-            notes += &indented(&format!(
+            notes.push(format!(
                 "{name}: {address} left out: another pod of {node} has the same low 11 bits of its address"
             ));
         }
     }
+    page.table(&table, "no backends");
+    notes.iter().for_each(|note| page.note(note));
     if has_weightless {
-        notes += NO_WEIGHT;
+        page.line(NO_WEIGHT);
     }
-    table.render("no backends") + &notes
 }
 
 /// Returns how packets leave, with the node if that is not the backend itself.
@@ -196,11 +193,9 @@ fn at_next_hop(backend: &Backend) -> String {
     backend.next_hop.clone() + &mtu.unwrap_or_default()
 }
 
-/// Returns why a backend gets no traffic or may soon get none; empty if there is nothing to say.
-fn health_note(backend: &Backend) -> String {
-    let (Some(health), Some(reason)) = (&backend.health, &backend.reason) else {
-        return String::new();
-    };
+/// Returns why a backend gets no traffic or may soon get none, if there is anything to say.
+fn health_note(backend: &Backend) -> Option<String> {
+    let (health, reason) = (backend.health.as_ref()?, backend.reason.as_ref()?);
     let state = if health == "healthy" {
         health.clone()
     } else {
@@ -212,8 +207,6 @@ fn health_note(backend: &Backend) -> String {
         };
         format!("{} for {since}, {so}", health.to_uppercase())
     };
-    indented(&format!(
-        "{} {}: {state}: {reason}",
-        backend.name, backend.backend
-    ))
+    let Backend { name, backend, .. } = backend;
+    Some(format!("{name} {backend}: {state}: {reason}"))
 }

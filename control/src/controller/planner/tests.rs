@@ -8,6 +8,7 @@ use crate::controller::convert::{self, Classes};
 use crate::controller::deletion::FINALIZER;
 use crate::controller::object_cache::Event;
 use crate::index::{BrokenRule, Object};
+use crate::kubernetes::list_watch;
 use crate::kubernetes::schema::{self, name as name_of};
 
 const NOW: &str = "2026-11-21T12:00:00Z";
@@ -470,4 +471,77 @@ fn a_service_of_the_same_name_is_another_one() {
         ("web", "192.0.2.1".to_owned()),
     ];
     assert_eq!(addresses(&cluster.plan(NOW)), expected);
+}
+
+#[test]
+fn who_announces_is_written_beside_the_address_and_after_it_without_an_event() {
+    let mut cluster = cluster();
+    let (name, seen) = service("web", 1);
+    cluster.services.put(name.clone(), seen.clone());
+    let lease: schema::Lease = serde_json::from_value(json!({
+        "metadata": {
+            "name": "guideway-announced-n1", "resourceVersion": "1",
+            "annotations": {"guideway.dev/announced": "192.0.2.0"},
+        },
+        "spec": {"holderIdentity": "n1"},
+    }))
+    .unwrap();
+    let now = tokio::time::Instant::now();
+    for event in [
+        list_watch::Event::Apply(Ok(lease)),
+        list_watch::Event::InitDone([ObjectName::new("edges", "guideway-announced-n1")].into()),
+    ] {
+        cluster.announcements.take(event, now);
+    }
+    let status_of = |plan: &Plan| {
+        let [(_, write)] = &plan.services[..] else {
+            panic!("{:?}", plan.services);
+        };
+        let observed: schema::Service = serde_json::from_value(json!({
+            "metadata": {"namespace": "test", "name": "web", "uid": "uid-web"},
+            "spec": {"type": "LoadBalancer", "loadBalancerClass": "a/b"},
+            "status": write.patch["status"],
+        }))
+        .unwrap();
+        let observed = classes().service(&observed).observed;
+        (write.clone(), observed)
+    };
+    let (first, observed) = status_of(&cluster.plan(NOW));
+    assert!(!first.is_about_announcers && observed.announced.is_none());
+    cluster.services.put(
+        name.clone(),
+        ObservedService {
+            observed,
+            ..seen.clone()
+        },
+    );
+    assert!(cluster.plan(NOW).services.is_empty(), "not known yet");
+
+    assert!(cluster.announcements.settle(now));
+    let (second, observed) = status_of(&cluster.plan(NOW));
+    assert!(second.is_about_announcers && second.events.is_empty());
+    assert_eq!(
+        observed.announced.as_ref().unwrap().message,
+        "192.0.2.0 by n1"
+    );
+    let (again, _) = status_of(&cluster.plan("later"));
+    assert_eq!(second.digest(), again.digest(), "its times do not count");
+    cluster.services.put(
+        name.clone(),
+        ObservedService {
+            observed: observed.clone(),
+            ..seen.clone()
+        },
+    );
+    assert!(cluster.plan("later").services.is_empty());
+
+    // The Service is not ours any more.
+    let gone = ObservedService {
+        observed,
+        ours: None,
+        ..seen
+    };
+    cluster.services.put(name, gone);
+    let plan = cluster.plan(NOW);
+    assert_eq!(plan.services[0].1.patch["status"], json!({}));
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::str::FromStr;
+use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
@@ -66,7 +67,7 @@ pub(super) fn drain_patch(is_drained: bool) -> Value {
 }
 
 /// Reads the values of an annotation that can be read; leaves out the others.
-fn listed_in<T: FromStr + Ord>(lease: &Lease, annotation: &str) -> BTreeSet<T> {
+pub(super) fn listed_in<T: FromStr + Ord>(lease: &Lease, annotation: &str) -> BTreeSet<T> {
     let texts = lease.annotations().get(annotation).into_iter();
     let texts = texts.flat_map(|text| text.split(','));
     texts.filter_map(|text| text.parse().ok()).collect()
@@ -79,18 +80,34 @@ pub(super) fn lease_name(edge: &str) -> String {
 pub(super) fn lease(edge: &str, said: &LeaseContent, now: Timestamp) -> Lease {
     let addresses: Vec<String> = said.addresses.iter().map(ToString::to_string).collect();
     let macs: Vec<String> = said.macs.iter().map(ToString::to_string).collect();
-    let annotations = [(ADDRESSES, addresses), (MACS, macs)];
-    let annotations = annotations.map(|(name, listed)| (name.to_owned(), listed.join(",")));
+    let annotations = [(ADDRESSES, addresses.join(",")), (MACS, macs.join(","))];
+    held(
+        edge,
+        (lease_name(edge), LABEL_VALUE),
+        &annotations,
+        (now, LEASE_DURATION),
+    )
+}
+
+/// Returns a Lease that an edge holds, of this name and with this value of the label.
+pub(super) fn held(
+    edge: &str,
+    (name, label): (String, &str),
+    annotations: &[(&str, String)],
+    (now, duration): (Timestamp, Duration),
+) -> Lease {
+    let annotations = annotations.iter();
+    let annotations = annotations.map(|(name, value)| ((*name).to_owned(), value.clone()));
     Lease {
         metadata: ObjectMeta {
-            name: Some(lease_name(edge)),
-            labels: Some([(LABEL.to_owned(), LABEL_VALUE.to_owned())].into()),
-            annotations: Some(annotations.into()),
+            name: Some(name),
+            labels: Some([(LABEL.to_owned(), label.to_owned())].into()),
+            annotations: Some(annotations.collect()),
             ..ObjectMeta::default()
         },
         spec: Some(LeaseSpec {
             holder_identity: Some(edge.to_owned()),
-            lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
+            lease_duration_seconds: i32::try_from(duration.as_secs()).ok(),
             renew_time: Some(micro_time(now)),
             ..LeaseSpec::default()
         }),

@@ -50,12 +50,21 @@ pub(super) async fn renew(
             continue;
         };
         last = renewal_time(last, Timestamp::now());
-        let renewal = renew_once(&leases, lease(&edge, &said, last), said.owner);
-        let outcome = match tokio::time::timeout(RENEWAL_TIMEOUT, renewal).await {
-            Ok(outcome) => outcome.map_err(|error| chain(&error)),
-            Err(_) => Err("the API server does not answer".to_owned()),
-        };
+        let outcome = write(&leases, lease(&edge, &said, last), said.owner).await;
         request_errors.take(Purpose::Lease, outcome);
+    }
+}
+
+/// Writes a Lease, with this owner if there is none yet. The error is a line for people.
+pub(super) async fn write(
+    leases: &Api<Lease>,
+    lease: Lease,
+    owner: Option<OwnerReference>,
+) -> Result<(), String> {
+    let renewal = renew_once(leases, lease, owner);
+    match tokio::time::timeout(RENEWAL_TIMEOUT, renewal).await {
+        Ok(outcome) => outcome.map_err(|error| chain(&error)),
+        Err(_) => Err("the API server does not answer".to_owned()),
     }
 }
 

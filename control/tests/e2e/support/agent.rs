@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use lab::{Guideway, Machine, Process, Signal, wait_for};
+use lab::{Guideway, Machine, Process, Signal, output, wait_for};
 use serde_json::Value;
 
 use super::TIMEOUT;
@@ -78,6 +78,19 @@ impl<'net> Agent<'net> {
         self.wait_until_ready();
     }
 
+    /// Starts an agent that has ended again, where it takes over flows of former tables and leaves nothing of these.
+    /// Returns its log.
+    pub(crate) fn start_over_former_tables(&mut self) -> String {
+        self.start_again();
+        let log = self.process.stderr();
+        assert!(log.contains("flows of the former tables go on"), "{log}");
+        assert!(!log.contains("adopted=false"), "{log}");
+        let mut list = self.machine.namespace().command("ls");
+        let left = output(list.arg("/sys/fs/bpf/guideway")).unwrap();
+        assert_eq!(left.lines().count(), 1, "{left}");
+        log
+    }
+
     pub(crate) fn wait_until_ready(&mut self) {
         let machine = self.machine.namespace();
         let ready = guideway().wait_until_ready(machine, &mut self.process);
@@ -118,6 +131,12 @@ impl<'net> Agent<'net> {
     /// Runs a command against the agent and returns what it prints for people.
     pub(crate) fn page(&self, arguments: &[&str]) -> String {
         lab::output(&mut self.command(arguments)).unwrap()
+    }
+
+    /// Lists the flows that these words select.
+    pub(crate) fn flows(&self, words: &[&str]) -> Vec<Value> {
+        let answer = self.json(&[&["flows"], words].concat());
+        answer["flows"].as_array().unwrap().clone()
     }
 
     /// Gets a page of the agent's own listener.

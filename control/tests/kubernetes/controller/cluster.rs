@@ -20,13 +20,7 @@ impl Cluster {
     }
 
     pub(crate) fn install_crd(&self) {
-        let printed = lab::output(
-            Command::new(env!("CARGO_BIN_EXE_guideway")).args(["controller", "--print-crds"]),
-        );
-        self.apply(&printed.unwrap());
-        self.0
-            .wait_for_kind("loadbalancerpools.guideway.dev")
-            .unwrap();
+        install_crd(&self.0);
     }
 
     /// Starts a controller on the control plane's machine.
@@ -78,6 +72,7 @@ impl Cluster {
             "
 - {{apiGroups: ['', discovery.k8s.io], resources: [services, nodes, namespaces, endpointslices], verbs: [get, list, watch]}}
 - {{apiGroups: [guideway.dev], resources: [loadbalancerpools], verbs: [get, list, watch, {on_pools}]}}
+- {{apiGroups: [coordination.k8s.io], resources: [leases], verbs: [list, watch]}}
 - {{apiGroups: ['', guideway.dev], resources: [services/status, loadbalancerpools/status], verbs: [patch]}}
 - {{apiGroups: ['', events.k8s.io, coordination.k8s.io], resources: [{written}], verbs: [get, create, patch]}}"
         );
@@ -184,11 +179,26 @@ impl Cluster {
     }
 }
 
+/// Installs the kind LoadBalancerPool.
+pub(crate) fn install_crd(control: &ControlPlane) {
+    let printed = lab::output(
+        Command::new(env!("CARGO_BIN_EXE_guideway")).args(["controller", "--print-crds"]),
+    );
+    control.apply(&printed.unwrap()).unwrap();
+    control
+        .wait_for_kind("loadbalancerpools.guideway.dev")
+        .unwrap();
+}
+
 pub(crate) fn condition(service: &Value) -> Option<&Value> {
+    condition_of("guideway.dev/AddressAssigned", service)
+}
+
+pub(crate) fn condition_of<'s>(kind: &str, service: &'s Value) -> Option<&'s Value> {
     let conditions = service["status"]["conditions"].as_array()?;
     conditions
         .iter()
-        .find(|condition| condition["type"] == "guideway.dev/AddressAssigned")
+        .find(|condition| condition["type"] == kind)
 }
 
 pub(crate) fn expect(is: bool, otherwise: impl ToString) -> Result<(), String> {

@@ -140,10 +140,26 @@ kubernetes:
 {{- end }}
 {{- end }}
 
-{{/* What a start alone brings into force: those fields, and whether edges elect who announces addresses. */}}
-{{- define "guideway.agent.startChecksum" -}}
+{{/* Whether edges elect who announces addresses: "true", or nothing. */}}
+{{- define "guideway.agent.announces" -}}
 {{- $announces := hasKey .Values.agent.extraConfig "announce" }}
-{{- printf "%s\nannounce: %t" (include "guideway.agent.startConfig" .) $announces | sha256sum }}
+{{- range .Values.agent.nodeConfig }}
+{{- $announces = or $announces (hasKey .config "announce") }}
+{{- end }}
+{{- ternary "true" "" $announces }}
+{{- end }}
+
+{{/* What a start alone brings into force: those fields, also of single nodes, and whether edges elect. */}}
+{{- define "guideway.agent.startChecksum" -}}
+{{- $start := printf "%s\nannounce: %t" (include "guideway.agent.startConfig" .) (hasKey .Values.agent.extraConfig "announce") }}
+{{- range .Values.agent.nodeConfig }}
+{{- $atStart := pick .config "default_mode" "kubernetes" "tables" }}
+{{- $announces := hasKey .config "announce" }}
+{{- if or $atStart $announces }}
+{{- $start = printf "%s\n%s %s %t" $start (toJson .nodes) (toJson $atStart) $announces }}
+{{- end }}
+{{- end }}
+{{- sha256sum $start }}
 {{- end }}
 
 {{/* The agent's configuration file. */}}
@@ -164,6 +180,10 @@ nat:
 {{ toYaml . }}
 {{- end }}
 {{ include "guideway.agent.startConfig" . | trim }}
+{{- with .Values.agent.nodeConfig }}
+node_config:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{/* Name of the Secret with the seed of the flow hash. */}}

@@ -1,8 +1,16 @@
+mod resized;
+
 use std::{fs, net::SocketAddr, path::PathBuf, process::Command};
+
+use xdp_prog::{
+    abi::{AddressKey, FLOW_FIN_CLIENT, FLOW_HAIRPIN, NAT_ANSWERED, NAT_FIN_CLIENT, NatLink, map},
+    wire::protocol,
+};
+use zerocopy::IntoBytes as _;
 
 use super::*;
 use crate::{
-    load::Loader,
+    load::{Loaded, Loader},
     tables::{BackendSpec, ForwardMode, NatSettings, ServiceKey, ServiceSpec, Settings},
 };
 
@@ -68,9 +76,12 @@ impl Former {
         assert!(output.status.success(), "{arguments}: {output:?}");
     }
 
-    fn open(&self) -> FormerFlows {
-        let flows = FormerFlows::open(&Pins::new(&self.0)).unwrap();
-        flows.expect("layout 3 is in force")
+    fn open(&self) -> FormerTables {
+        let [former] = FormerTables::open(&Pins::new(&self.0))
+            .unwrap()
+            .try_into()
+            .expect("layout 3 is in force");
+        former
     }
 }
 
@@ -99,11 +110,19 @@ fn to_pod(outer: u8, state: u8) -> Vec<u8> {
 }
 
 /// Tables with one service of NAT mode.
-fn tables() -> (crate::load::Loaded, Tables) {
-    // No packet comes here.
-    let stubs = lab::stub_object(crate::object::bytes()).leak();
-    let loaded = Loader::unpinned().object(stubs).load().unwrap();
-    let mut tables = Tables::open(&loaded).unwrap();
+fn tables() -> (Loaded, Tables) {
+    let loaded = Loader::unpinned().object(stubs()).load().unwrap();
+    let tables = with_service(&loaded);
+    (loaded, tables)
+}
+
+/// Programs that do nothing, because no packet comes here.
+fn stubs() -> &'static [u8] {
+    lab::stub_object(crate::object::bytes()).leak()
+}
+
+fn with_service(loaded: &Loaded) -> Tables {
+    let mut tables = Tables::open(loaded).unwrap();
     let settings = Settings {
         nat: Some(NatSettings::default()),
         ..Settings::default()
@@ -116,7 +135,7 @@ fn tables() -> (crate::load::Loaded, Tables) {
     };
     let key: ServiceKey = "10.99.0.1:80/tcp".parse().unwrap();
     tables.put_service(key, &spec).unwrap();
-    (loaded, tables)
+    tables
 }
 
 #[test]
@@ -146,7 +165,7 @@ fn flows_to_pods_and_of_the_kernel_go_on() {
     former.put(map::LOCAL_FLOWS, local.as_bytes(), &SEEN.to_ne_bytes());
 
     let (_loaded, mut tables) = tables();
-    let inherited = tables.inherit_flows(&mut former.open()).unwrap();
+    let inherited = tables.inherit_flows(&mut former.open(), true).unwrap();
     assert_eq!((inherited.to_pods, inherited.local), (5, 1));
     let made =
         |key: &Tuple, third, outer, state| PodFlow::new(key, third, HTTP, outer, state, SEEN);
@@ -200,7 +219,7 @@ fn flows_of_nat_mode_go_on_where_their_backend_serves() {
 
     let (_loaded, mut tables) = tables();
     let mut flows = former.open();
-    assert_eq!(tables.inherit_flows(&mut flows).unwrap().nat, 1);
+    assert_eq!(tables.inherit_flows(&mut flows, true).unwrap().nat, 1);
     let key = tuple(CLIENT, VIP, [1000, 80], protocol::TCP);
     let reply = tuple(BACKEND, OWN, [8080, 61_000], protocol::TCP);
     let entry = tables.nat.entries.forward.get(&key).unwrap();
@@ -220,7 +239,7 @@ fn flows_of_nat_mode_go_on_where_their_backend_serves() {
     // What is known stays as it is.
     let newer = NatForward::new(&key, &reply, entry.backend(), 1, NatMark::new(SEEN, OPEN));
     tables.nat.entries.forward.insert(key, newer).unwrap();
-    assert_eq!(tables.inherit_flows(&mut flows).unwrap().nat, 0);
+    assert_eq!(tables.inherit_flows(&mut flows, true).unwrap().nat, 0);
     assert_eq!(tables.nat.entries.forward.get(&key).unwrap(), newer);
 }
 
@@ -228,8 +247,16 @@ fn flows_of_nat_mode_go_on_where_their_backend_serves() {
 fn a_layout_that_is_not_attached_or_not_known_gives_nothing() {
     let former = Former::new("gone");
     fs::rename(former.0.join("v3"), former.0.join("v2")).unwrap();
-    assert!(FormerFlows::open(&Pins::new(&former.0)).unwrap().is_none());
+    assert!(
+        FormerTables::open(&Pins::new(&former.0))
+            .unwrap()
+            .is_empty()
+    );
     fs::rename(former.0.join("v2"), former.0.join("v3")).unwrap();
     fs::remove_file(former.0.join("v3/links/xdp-eth0")).unwrap();
-    assert!(FormerFlows::open(&Pins::new(&former.0)).unwrap().is_none());
+    assert!(
+        FormerTables::open(&Pins::new(&former.0))
+            .unwrap()
+            .is_empty()
+    );
 }

@@ -695,6 +695,15 @@ fn ports() -> Vec<Case> {
             .reaches(&service, SYN),
         );
     }
+    let at_its_port = Service {
+        edge: (EDGE_V4, TCP_V4.vip.1),
+        ..TCP_V4
+    };
+    cases.push(
+        nat("service_at_a_port_of_the_mode", begin(TCP_V4.client))
+            .with(|tables| tables.config.nat_port = TCP_V4.vip.1)
+            .reaches(&at_its_port, SYN),
+    );
     cases.push(
         nat("all_8_ports_taken", begin(TCP_V4.client))
             .with(|tables| {

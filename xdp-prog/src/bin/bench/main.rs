@@ -23,8 +23,8 @@ use context::XdpFrame;
 use xdp_prog::{
     abi::{ServiceKeyV4, ServiceKeyV6, Traffic, size},
     bench::{
-        Cursor, LISTED_LENGTH, Listed, OuterTemplate, PATTERN_LENGTH, Pattern, Schedule,
-        TEMPLATE_LENGTH, Template, client,
+        Counted, Cursor, LISTED_LENGTH, Listed, NUMBER_LENGTH, NUMBERED_LENGTH, Numbered,
+        OuterTemplate, PATTERN_LENGTH, Pace, Pattern, Schedule, TEMPLATE_LENGTH, Template, client,
     },
     csum::{self, Sum},
     frame::{Frame, FrameMut},
@@ -41,6 +41,14 @@ static CURSOR: Array<Cursor, 1> = Array::new();
 static LIST: Array<Listed, 1> = Array::new();
 #[btf_map]
 static SCHEDULE: Array<Schedule, 1> = Array::new();
+#[btf_map]
+static NUMBERED: Array<Numbered, 1> = Array::new();
+#[btf_map]
+static FLOWS: Array<u32, 1> = Array::new();
+#[btf_map]
+static PACE: Array<Pace, 1> = Array::new();
+#[btf_map]
+static COUNTED: Array<Counted, 1> = Array::new();
 #[btf_map]
 static OUTER: Array<OuterTemplate, 1> = Array::new();
 #[btf_map]
@@ -91,10 +99,11 @@ fn generate(
     write().map_or(XDP_ABORTED, |()| XDP_TX)
 }
 
+/// Mask that keeps offsets within the verifier's limit.
+const OFFSETS: u32 = 0x7f;
+
 #[xdp]
 fn generate_pattern(ctx: XdpContext) -> u32 {
-    /// Mask that keeps offsets within the verifier's limit.
-    const OFFSETS: u32 = 0x7f;
     let write = || {
         let flow = next_flow()?;
         let pattern = PATTERN.get(0)?;
@@ -139,6 +148,79 @@ fn generate_list(ctx: XdpContext) -> u32 {
         reason = "an action"
     )]
     send().map_or(XDP_DROP, |action| action as u32)
+}
+
+#[xdp]
+fn generate_numbered(ctx: XdpContext) -> u32 {
+    let send = || {
+        let pace = PACE.get_ptr_mut(0)?;
+        // SAFETY: one generator runs, on one CPU at a time.
+        let pace = unsafe { &mut *pace };
+        // SAFETY: the helper has no preconditions.
+        if !pace.is_due(|| unsafe { bpf_ktime_get_ns() }) {
+            return None;
+        }
+        let number = pace.sent;
+        let (flow, place) = pace.advance(*FLOWS.get(pace.next_flow)?)?;
+        let numbered = NUMBERED.get(place)?;
+        let mut frame = XdpFrame::new(&ctx);
+        *frame.view_mut::<[u8; NUMBERED_LENGTH]>(0)? = numbered.bytes;
+        let (address, port) = client(flow);
+        // What the address adds to its zeros it adds to the checksums.
+        let at_address: &mut [u8; 4] = frame.view_mut((numbered.address_at & OFFSETS) as usize)?;
+        let base = u32::from_be_bytes(*at_address);
+        *at_address = (base | address).to_be_bytes();
+        let added = Sum::ZERO.add_u32(address);
+        *frame.view_mut((numbered.port_at & OFFSETS) as usize)? = port.to_be_bytes();
+        *frame.view_mut((numbered.number_at & OFFSETS) as usize)? = number.to_be_bytes();
+        let check: &mut [u8; 2] = frame.view_mut((numbered.check_at & OFFSETS) as usize)?;
+        let all = added.add_u16(port).add_u32(number);
+        *check = add_to_checksum(*check, all);
+        if numbered.ip_check_at != 0 {
+            let check: &mut [u8; 2] = frame.view_mut((numbered.ip_check_at & OFFSETS) as usize)?;
+            *check = add_to_checksum(*check, added);
+        }
+        frame.truncate(numbered.length as usize).then_some(())
+    };
+    // Where no frame is due, nothing is sent; a reader of the count sees that.
+    send().map_or(XDP_DROP, |()| XDP_TX)
+}
+
+/// All ones stand for zero: that is right in every protocol, and in UDP zero means that there is none.
+#[inline(always)]
+fn add_to_checksum(check: [u8; 2], added: Sum) -> [u8; 2] {
+    csum::udp_checksum(csum::update(u16::from_be_bytes(check), added)).to_be_bytes()
+}
+
+#[xdp]
+fn sink_numbered(ctx: XdpContext) -> u32 {
+    let frame = XdpFrame::new(&ctx);
+    let length = (ctx.data_end() - ctx.data()) as u64;
+    match count_numbered(|at| frame.view(at).copied(), length) {
+        Some(true) => XDP_DROP,
+        _ => XDP_PASS,
+    }
+}
+
+#[classifier]
+fn sink_numbered_skb(ctx: TcContext) -> i32 {
+    match count_numbered(|at| ctx.load(at).ok(), ctx.len().into()) {
+        Some(true) => TC_ACT_SHOT,
+        _ => TC_ACT_UNSPEC,
+    }
+}
+
+/// Counts a frame if its bytes, of which `read` returns those at an offset, have the tag; tells whether they do.
+#[inline(always)]
+fn count_numbered(
+    read: impl FnOnce(usize) -> Option<[u8; NUMBER_LENGTH]>,
+    length: u64,
+) -> Option<bool> {
+    let counted = COUNTED.get_ptr_mut(0)?;
+    // SAFETY: all frames come in on one CPU.
+    let counted = unsafe { &mut *counted };
+    let bytes = read((counted.tag_at & OFFSETS) as usize)?;
+    Some(counted.count(bytes, length))
 }
 
 #[inline(always)]

@@ -2,10 +2,12 @@
 
 use crate::{
     abi::{
-        BACKEND_LOCAL, BACKEND_NAT, BACKEND_V4, Backend, HOP_GATEWAY, MODE_L2DSR, NextHop,
-        SERVICE_NAT, SERVICE_NODE_PORT, SERVICE_SOURCE_RANGES,
+        BACKEND_LOCAL, BACKEND_NAT, BACKEND_V4, Backend, HOP_GATEWAY, MODE_IPIP, MODE_L2DSR,
+        NextHop, SERVICE_NAT, SERVICE_NODE_PORT, SERVICE_SOURCE_RANGES, ServiceWord,
     },
-    decide::owner::{FoundService, find_service_at_edge, owner},
+    decide::owner::{
+        FoundService, checked_service, flow_hash, no_owner, no_service, owner, owner_of_slot,
+    },
     flow::FlowKey,
     frame::Frame,
     ip::Ip,
@@ -16,7 +18,17 @@ use crate::{
     world::{Answer, HandOver, HandOvers, Tables},
 };
 
+/// The slot that a packet's flow has in a service's table.
+struct SlotOfFlow {
+    table: ServiceWord,
+    hash: u32,
+    /// [`Service::mode`](crate::abi::Service::mode).
+    mode: u32,
+}
+
 /// Sends a packet with ports to the backend of its service.
+///
+/// A plain service's entry is not read: its index entry says all that is needed.
 #[inline(always)]
 pub fn balance<'t, F: Frame, A: Ip, T: Tables + HandOvers>(
     frame: &F,
@@ -24,29 +36,85 @@ pub fn balance<'t, F: Frame, A: Ip, T: Tables + HandOvers>(
     packet: &Packet<A>,
     flow: &FlowKey<A>,
 ) -> Verdict<'t> {
-    let found = match find_service_at_edge(tables, flow) {
-        Ok(found) => found,
-        Err(verdict) => return verdict,
+    // A reply in NAT mode.
+    if let Some(config) = tables.config()
+        && config.is_nat_port(flow.destination_port, config.nat_only_ports)
+    {
+        return Verdict::Continue(Stage::NatReply);
+    }
+    let Some((entry, check)) = A::service(tables, flow) else {
+        return no_service(tables, flow);
     };
-    let flags = parse::tcp_flags(frame, packet);
-    if let Err(verdict) = admit(tables, &found, flow, flags) {
-        return verdict;
-    }
-    let is_sent_by_edge = found.is_sent_by_edge(frame, tables);
-    if found.entry.flags & SERVICE_NAT != 0 && !is_sent_by_edge {
-        tables.hand_over(HandOver {
-            service: found.id,
-            ..HandOver::default()
-        });
-        return Verdict::Continue(Stage::Nat);
-    }
-    match owner(tables, &found, flow, is_sent_by_edge) {
-        Ok(owner) => match forward(tables, packet, flow, &found, &owner) {
+    let service = entry.id();
+    let slot = match entry.plain() {
+        Some(table) => SlotOfFlow {
+            table,
+            hash: flow_hash(tables, 0, flow),
+            mode: MODE_IPIP,
+        },
+        None => match slot_by_rules(frame, tables, packet, flow, (service, check)) {
+            Ok(slot) => slot,
+            Err(verdict) => return verdict,
+        },
+    };
+    match owner_of_slot(tables, service, slot.table, slot.hash) {
+        Some(owner) => match forward(tables, packet, flow, slot.mode, &owner) {
             Ok(verdict) => verdict,
             Err(reason) => Verdict::Drop(reason),
         },
-        Err(verdict) => verdict,
+        None => no_owner(tables, service),
     }
+}
+
+/// Asks the rules of a service, by its id and the check of its key.
+///
+/// # Errors
+///
+/// Returns the verdict on a packet that goes by another way than the service's table.
+#[inline(always)]
+fn slot_by_rules<'t, F: Frame, A: Ip, T: Tables + HandOvers>(
+    frame: &F,
+    tables: &'t T,
+    packet: &Packet<A>,
+    flow: &FlowKey<A>,
+    (service, check): (u32, u32),
+) -> Result<SlotOfFlow, Verdict<'t>> {
+    let found = checked_service(tables, service, check)?;
+    admit(tables, &found, flow, parse::tcp_flags(frame, packet))?;
+    if found.is_sent_by_edge(frame, tables) {
+        return Err(match owner(tables, &found, flow, true) {
+            Ok(owner) => to_own_pod(tables, flow, &owner),
+            Err(verdict) => verdict,
+        });
+    }
+    if found.entry.flags & SERVICE_NAT != 0 {
+        tables.hand_over(HandOver {
+            service,
+            ..HandOver::default()
+        });
+        return Err(Verdict::Continue(Stage::Nat));
+    }
+    Ok(SlotOfFlow {
+        table: found.entry.word,
+        hash: flow_hash(tables, found.entry.affinity, flow),
+        mode: found.entry.mode,
+    })
+}
+
+/// Leaves a packet for the stage that delivers it to a pod of this machine.
+#[inline(always)]
+fn to_own_pod<'t, A: Ip, T: HandOvers>(
+    tables: &T,
+    flow: &FlowKey<A>,
+    owner: &Owner<'_>,
+) -> Verdict<'t> {
+    tables.hand_over(HandOver {
+        service: owner.service,
+        backend: owner.id,
+        ports: flow.ports(),
+        ..HandOver::default()
+    });
+    Verdict::Continue(Stage::Local)
 }
 
 /// Judges whether the flow may use the service.
@@ -76,7 +144,8 @@ pub fn admit<'t, A: Ip, T: Tables>(
 /// Largest length in bytes that an IPv4 header can state. The MTU of a loopback device is one more.
 pub(crate) const LARGEST_PACKET: u32 = 65_535;
 
-/// Sends a packet to its backend, or answers it if it is too large or its TTL is used up.
+/// Sends a packet to its backend, or answers it if it is too large or its TTL is used up. `mode` is the service's
+/// [`Service::mode`](crate::abi::Service::mode).
 ///
 /// # Errors
 ///
@@ -87,18 +156,12 @@ pub fn forward<'t, A: Ip, T: Tables + HandOvers>(
     tables: &'t T,
     packet: &Packet<A>,
     flow: &FlowKey<A>,
-    found: &FoundService,
+    mode: u32,
     owner: &Owner<'t>,
 ) -> Result<Verdict<'t>, DropReason> {
     let backend = owner.backend;
     if backend.is_own_pod() {
-        tables.hand_over(HandOver {
-            service: owner.service,
-            backend: owner.id,
-            ports: flow.ports(),
-            ..HandOver::default()
-        });
-        return Ok(Verdict::Continue(Stage::Local));
+        return Ok(to_own_pod(tables, flow, owner));
     }
     if backend.flags & BACKEND_LOCAL != 0 {
         return Ok(Verdict::Pass(PassReason::LocalBackend));
@@ -107,7 +170,7 @@ pub fn forward<'t, A: Ip, T: Tables + HandOvers>(
         return Ok(Verdict::Answer(Answer::TIME_EXCEEDED));
     }
     let hop = next_hop(tables, backend)?;
-    let outer = match found.entry.mode {
+    let outer = match mode {
         _ if backend.flags & BACKEND_NAT != 0 => Outer::None,
         // A router would send the packet back to us, because it is still addressed to the VIP.
         MODE_L2DSR if hop.flags & HOP_GATEWAY != 0 => return Err(DropReason::NotOnLink),

@@ -73,6 +73,7 @@ fn translate<'t, F: Frame, A: Messages, T: World>(
     };
     Ok(TranslateError {
         error: Translate {
+            service,
             family: arrived.family,
             l3: arrived.l3,
             l4: arrived.l4,

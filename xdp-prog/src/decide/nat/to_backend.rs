@@ -1,5 +1,7 @@
 //! NAT mode: packets from client to backend.
 
+use zerocopy::transmute;
+
 use super::{
     arrived::{Arrived, HEEDED, requested},
     lifetime::{after_client, forget, is_known},
@@ -48,7 +50,7 @@ pub(super) fn origin<F: Frame>(frame: &F, link: &Link, ingress: u32) -> Option<O
 pub(super) fn way_back<F: Frame>(frame: &F, link: &Link) -> Option<NatLink> {
     pub(super) const TAGGED: usize = Ethernet::LENGTH + VlanTag::LENGTH;
     let header: &Ethernet = frame.view(0)?;
-    let [a, b, c, d, e, f, g, h, i, j, k, l] = header.macs;
+    let [a, b, c, d, e, f]: [[u8; 2]; 6] = transmute!(header.macs);
     let vlan = match link.l3 {
         Ethernet::LENGTH => [0; 2],
         TAGGED if header.ether_type == ethernet::VLAN.to_be_bytes() => {
@@ -56,7 +58,7 @@ pub(super) fn way_back<F: Frame>(frame: &F, link: &Link) -> Option<NatLink> {
         }
         _ => return None,
     };
-    Some(NatLink::new([g, h, i, j, k, l, a, b, c, d, e, f], vlan, 0))
+    Some(NatLink::new(transmute!([d, e, f, a, b, c]), vlan, 0))
 }
 
 /// Sends a client's packet to the backend of its flow.
@@ -202,6 +204,7 @@ pub(super) fn send_translated<'t, T: NatFlows>(
 ) -> Verdict<'t> {
     match tables.keep(translation) {
         Some(by) => Verdict::Translate(Translate {
+            service: arrived.service,
             family: arrived.family,
             l3: arrived.l3,
             l4: arrived.l4,
@@ -220,16 +223,16 @@ pub(super) fn look_up_client_flow<T: NatFlows>(
     flags: TcpFlags,
     now: u64,
 ) -> Option<NatForward> {
+    // Judged once: after a renewal, the compiler would read the key again and compute its check anew.
+    let mut known = false;
     let entry = tables.see_nat_forward(key, |entry| {
-        if !is_known(entry, key, now) || !entry.mark.has(NAT_OPEN) {
+        known = is_known(entry, key, now);
+        if !known || !entry.mark.has(NAT_OPEN) {
             return None;
         }
         let noted = after_client(key.protocol(), entry.mark.flags(), flags);
         let is_due = noted != entry.mark.flags() || entry.mark.idle(now) >= RENEWAL_NS;
         is_due.then_some(NatMark::new(now, noted))
-    });
-    match entry {
-        Some(entry) if is_known(&entry, key, now) => Some(entry),
-        _ => None,
-    }
+    })?;
+    known.then_some(entry)
 }

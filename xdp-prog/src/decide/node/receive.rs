@@ -55,11 +55,12 @@ fn find<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Result<Delivery<'t>
     let Some(packet) = read(frame, &config.delivery_keys) else {
         return Err(DeliveryKey::NONE);
     };
-    let key = packet.note_key(config, tables.now());
+    let now = tables.now();
+    let key = packet.note_key(config, now);
     if !packet.flags.goes_on() {
         return Err(key);
     }
-    let Some(note) = tables.noted_delivery(key) else {
+    let Some(note) = tables.noted_delivery(key, now) else {
         return Err(key);
     };
     match tables.backend(note.backend()) {

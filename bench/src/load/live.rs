@@ -1,0 +1,380 @@
+//! Live frames: a BPF program makes numbered frames in the kernel, and another one counts them behind the system.
+//!
+//! ```text
+//! generator --live frames--> out ===cable=== the system's device: system --> sink
+//! ```
+//!
+//! See `BPF_F_TEST_XDP_LIVE_FRAMES` in the kernel's Documentation/bpf/bpf_prog_run.rst: no socket, no copy and no system
+//! call for each. Generator, system and sink run on one core, so with the schedule `max` the rate is that of the whole
+//! path, and little is lost. Frames have right checksums, and a tag and a number at the start of their payload. The
+//! sink hands all frames without the tag on, ARP among them.
+//!
+//! Clients have addresses of the networks for benchmarks (RFC 2544, RFC 5180).
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use aya::{
+    Ebpf, EbpfLoader, Pod,
+    maps::{Array, MapData},
+    programs::{
+        SchedClassifier, TcAttachType, TestRun, TestRunAttrs, TestRunOptions, Xdp, XdpMode,
+        tc::SchedClassifierLinkId, xdp::XdpLinkId,
+    },
+};
+use lab::Link;
+use xdp_prog::bench::{
+    self, Counted, NUMBER_LENGTH, NUMBERED_LENGTH, Numbered, Pace, map, program,
+};
+
+use super::{
+    Asked, Generator, Trial,
+    frame::{Framing, Offsets},
+    sockets::now_ns,
+};
+use crate::{
+    datapath::frames::context_of,
+    host,
+    probe::Tally,
+    scenario::{AddressFamily, FlowOrder, Load},
+    stats::SplitMix64,
+};
+
+/// Client of flow 0, without its port.
+const CLIENT_V4: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
+const CLIENT_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, 0);
+/// Frames per call of the driver: the kernel's default for live frames.
+const BATCH: u32 = 64;
+/// Runs of the generator per system call: some milliseconds where no frame is due.
+const RUNS: u32 = 1 << 16;
+/// Frames that are late by no more than this are made up for. They need no room in a device: system and sink have done
+/// with a batch before the next one is made.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// How long frames are awaited at the sink after the last was sent.
+const GRACE: Duration = Duration::from_millis(500);
+/// Entries of the list of flows where chance orders them.
+const DRAWN: u32 = 1 << 17;
+
+/// The way of live frames through a system.
+#[derive(Clone, Debug)]
+pub struct Path<'a> {
+    /// The device that they leave by.
+    pub out: Link<'a>,
+    /// The system's device, if no XDP program is at it: a veth takes live frames only while one is.
+    pub entry: Option<Link<'a>>,
+    /// The device that they arrive at.
+    pub sink: Link<'a>,
+    /// Whether the device that they arrive at has a program that passes all frames, which the sink replaces.
+    pub replaces_pass: bool,
+    /// Whether the system sends from the stack. The sink is then a TC program: XDP takes longer with such frames.
+    pub from_stack: bool,
+    /// Destination and source MAC address.
+    pub macs: [u8; 12],
+    /// The Services, which flows go to in turn.
+    pub services: Vec<SocketAddr>,
+    /// Bytes that the system puts in front of a packet.
+    pub outer: usize,
+}
+
+/// The generator, on one path.
+#[derive(Debug)]
+pub struct Live<'a> {
+    path: Path<'a>,
+    load: Load,
+    object: Ebpf,
+    /// State of the generator at the beginning of a trial.
+    pace: Pace,
+    /// State of the sink at the beginning of a trial.
+    nothing: Counted,
+}
+
+/// The sink while it is attached.
+enum Attached {
+    Driver(XdpLinkId),
+    Stack(SchedClassifierLinkId),
+}
+
+impl<'a> Live<'a> {
+    /// Loads the programs and lists the flows of a load.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses the programs.
+    pub fn new(path: Path<'a>, load: &Load, seed: u64) -> Result<Self> {
+        #[expect(clippy::cast_possible_truncation, reason = "any 16 bits serve")]
+        let tag = SplitMix64::new(now_ns()).next() as u16;
+        let frames = templates(&path.services, path.macs, load, tag);
+        let listed = listed(load);
+        let flows = load.flows_of(listed as usize, seed);
+        let at = offsets(&path.services, path.macs, load);
+        let mut object = EbpfLoader::new()
+            .map_max_entries(map::NUMBERED, u32::try_from(frames.len())?)
+            .map_max_entries(map::FLOWS, listed)
+            // Of other programs in the object: large ones take long to make.
+            .map_max_entries(map::SERVICES_V4, 1)
+            .map_max_entries(map::SERVICES_V6, 1)
+            .load(fastpath::object::bench_bytes())
+            .context("loading the generator")?;
+        fill(&mut object, map::NUMBERED, &frames)?;
+        fill(&mut object, map::FLOWS, &flows)?;
+        xdp(&mut object, program::GENERATE_NUMBERED)?.load()?;
+        if path.from_stack {
+            classifier(&mut object)?.load()?;
+        } else {
+            xdp(&mut object, program::SINK_NUMBERED)?.load()?;
+        }
+        let services = u32::try_from(path.services.len())?;
+        Ok(Self {
+            pace: Pace {
+                patience: u64::try_from(PATIENCE.as_nanos())?,
+                sizes: u32::try_from(frames.len())? / services,
+                flows: listed,
+                new_flow: load.flows,
+                services,
+                ..Pace::default()
+            },
+            nothing: Counted {
+                tag_at: u32::try_from(at.payload + path.outer)?,
+                tag: tag.into(),
+                ..Counted::default()
+            },
+            path,
+            load: load.clone(),
+            object,
+        })
+    }
+
+    fn attach(&mut self) -> Result<Attached> {
+        let Path { entry, sink, .. } = &self.path;
+        if let Some(entry) = entry {
+            entry.attach_pass()?;
+        }
+        if self.path.replaces_pass {
+            sink.detach_xdp()?;
+        }
+        let (object, is_stack) = (&mut self.object, self.path.from_stack);
+        let attached = sink.namespace().run(|| -> Result<Attached> {
+            Ok(if is_stack {
+                let id = classifier(object)?.attach(sink.name(), TcAttachType::Ingress)?;
+                Attached::Stack(id)
+            } else {
+                let program = xdp(object, program::SINK_NUMBERED)?;
+                Attached::Driver(program.attach_to_if_index(sink.index(), XdpMode::Driver)?)
+            })
+        });
+        attached.context("attaching the sink")
+    }
+
+    /// Leaves the devices as they were before.
+    fn detach(&mut self, attached: Attached) -> Result<()> {
+        let object = &mut self.object;
+        let detached = match attached {
+            Attached::Driver(id) => xdp(object, program::SINK_NUMBERED)?.detach(id),
+            Attached::Stack(id) => classifier(object)?.detach(id),
+        };
+        detached.context("detaching the sink")?;
+        if self.path.replaces_pass {
+            self.path.sink.attach_pass()?;
+        }
+        if let Some(entry) = &self.path.entry {
+            entry.detach_xdp()?;
+        }
+        Ok(())
+    }
+
+    /// Sends frames. Returns when that began, and how long it took: with a rate by the clock, else in core time.
+    fn send(&mut self, Asked { rate, seconds, .. }: Asked) -> Result<(u64, f64)> {
+        let is_paced = rate.is_some();
+        let start = now_ns();
+        self.pace.due = start;
+        self.pace.interval = rate.map_or(0, interval);
+        self.pace.limit = rate.map_or(u32::MAX, |rate| frames_in(seconds, rate));
+        fill(&mut self.object, map::PACE, &[self.pace])?;
+        let object = &self.object;
+        let generator: &Xdp = object
+            .program(program::GENERATE_NUMBERED)
+            .context("the object has no generator")?
+            .try_into()?;
+        let length =
+            (self.load.sizes().into_iter().max().unwrap_or(0) as usize).max(NUMBERED_LENGTH);
+        let (frame, context) = (vec![0; length], context_of(length, self.path.out.index())?);
+        let run = || {
+            let options = TestRunOptions {
+                data_in: Some(&frame),
+                ctx_in: Some(&context),
+                repeat: RUNS,
+                attrs: TestRunAttrs::new().xdp_live_frames(BATCH),
+                ..TestRunOptions::default()
+            };
+            generator.test_run(options).map(drop)
+        };
+        let send = || -> Result<f64> {
+            let core = host::occupy_core(None)?;
+            let (before, began) = (host::core_clock(core)?, Instant::now());
+            loop {
+                run().context("sending live frames")?;
+                let pace: Pace = entry(object, map::PACE)?;
+                let elapsed = began.elapsed().as_secs_f64();
+                if pace.sent == pace.limit || elapsed >= seconds {
+                    let core_time = host::core_clock(core)?.since(before);
+                    return Ok(if is_paced { elapsed } else { core_time });
+                }
+            }
+        };
+        Ok((start, self.path.out.namespace().run(send)?))
+    }
+
+    /// Returns what the sink has counted, when nothing more comes.
+    fn await_count(&self, sent: u64) -> Result<Counted> {
+        let deadline = Instant::now() + GRACE;
+        loop {
+            let counted: Counted = entry(&self.object, map::COUNTED)?;
+            if counted.received >= sent || Instant::now() >= deadline {
+                return Ok(counted);
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Generator for Live<'_> {
+    fn run(&mut self, asked: Asked) -> Result<Trial> {
+        fill(&mut self.object, map::COUNTED, &[self.nothing])?;
+        let attached = self.attach()?;
+        let outcome = self.send(asked);
+        let pace: Pace = entry(&self.object, map::PACE)?;
+        let counted = self.await_count(pace.sent.into());
+        self.detach(attached)?;
+        let ((start, seconds), counted) = (outcome?, counted?);
+        ensure!(pace.sent > 0, "the generator has sent nothing");
+        // Flows that were new in this trial are not new in the next.
+        self.pace.new_flow = pace.new_flow;
+        let sent = u64::from(pace.sent);
+        let received = counted.received.min(sent);
+        Ok(Trial {
+            start,
+            seconds,
+            requests: Vec::new(),
+            tally: Tally {
+                offered: asked.rate.map_or(sent, |_| self.pace.limit.into()),
+                sent,
+                received,
+                lost: sent - received,
+                duplicates: counted.received - received,
+                reordered: counted.reordered,
+                ..Tally::default()
+            },
+            shares: Vec::new(),
+        })
+    }
+}
+
+/// Returns the length of the list of flows, which repeats.
+pub(crate) fn listed(load: &Load) -> u32 {
+    let is_drawn = load.flow_order != FlowOrder::InTurn || load.new_flow_share > 0.0;
+    let least = if is_drawn { DRAWN } else { 1 };
+    load.flows.max(least)
+}
+
+/// Returns the time between two frames, in whole nanoseconds: the next higher rate.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "rates are between 1 and 20 million"
+)]
+pub(crate) fn interval(rate: f64) -> u64 {
+    (1e9 / rate) as u64
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a product of positive numbers; more than fit end at the largest"
+)]
+pub(crate) fn frames_in(seconds: f64, rate: f64) -> u32 {
+    (seconds * rate) as u32
+}
+
+/// Returns the frames of flow 0 with number 0, for each Service in each size.
+fn templates(services: &[SocketAddr], macs: [u8; 12], load: &Load, tag: u16) -> Vec<Numbered> {
+    let mut client = client(load.family, 0);
+    client.set_port(0);
+    let at = offsets(services, macs, load);
+    let framing = framing(macs, load);
+    let sizes = load.sizes();
+    let each = services
+        .iter()
+        .flat_map(|service| sizes.iter().map(move |size| (*service, *size)));
+    #[expect(clippy::cast_possible_truncation, reason = "frames are short")]
+    let template = |(service, size): (SocketAddr, u32)| {
+        let mut payload = vec![0; load.payload(size).max(NUMBER_LENGTH)];
+        payload[..2].copy_from_slice(&tag.to_be_bytes());
+        let frame = framing.frame(client, service, &payload);
+        let mut bytes = [0; NUMBERED_LENGTH];
+        let front = frame.len().min(NUMBERED_LENGTH);
+        bytes[..front].copy_from_slice(&frame[..front]);
+        Numbered {
+            bytes,
+            length: frame.len() as u32,
+            address_at: at.address as u32,
+            port_at: at.port as u32,
+            check_at: at.check as u32,
+            ip_check_at: at.ip_check.unwrap_or(0) as u32,
+            number_at: at.payload as u32 + 2,
+        }
+    };
+    each.map(template).collect()
+}
+
+fn framing(macs: [u8; 12], load: &Load) -> Framing {
+    let protocol = load.protocol;
+    Framing { macs, protocol }
+}
+
+fn offsets(services: &[SocketAddr], macs: [u8; 12], load: &Load) -> Offsets {
+    let is_v4 = services.iter().all(SocketAddr::is_ipv4);
+    framing(macs, load).offsets(is_v4)
+}
+
+/// Returns the client of a flow, as the generator makes it.
+pub fn client(family: AddressFamily, flow: u32) -> SocketAddr {
+    let (bits, port) = bench::client(flow);
+    let address: IpAddr = match family {
+        AddressFamily::Ipv4 => Ipv4Addr::from(u32::from(CLIENT_V4) | bits).into(),
+        AddressFamily::Ipv6 => Ipv6Addr::from(u128::from(CLIENT_V6) | u128::from(bits)).into(),
+    };
+    SocketAddr::new(address, port)
+}
+
+fn fill<T: Pod>(object: &mut Ebpf, name: &str, entries: &[T]) -> Result<()> {
+    let map = object.map_mut(name);
+    let map = map.with_context(|| format!("the object has no map {name}"))?;
+    let mut array: Array<&mut MapData, T> = Array::try_from(map)?;
+    for (place, entry) in (0..).zip(entries) {
+        array.set(place, entry, 0)?;
+    }
+    Ok(())
+}
+
+fn entry<T: Pod>(object: &Ebpf, name: &str) -> Result<T> {
+    let map = object.map(name);
+    let map = map.with_context(|| format!("the object has no map {name}"))?;
+    let array: Array<&MapData, T> = Array::try_from(map)?;
+    Ok(array.get(&0, 0)?)
+}
+
+fn xdp<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
+    let program = object.program_mut(name);
+    let program = program.with_context(|| format!("the object has no program {name}"))?;
+    Ok(program.try_into()?)
+}
+
+fn classifier(object: &mut Ebpf) -> Result<&mut SchedClassifier> {
+    let program = object.program_mut(program::SINK_NUMBERED_SKB);
+    let program = program.context("the object has no sink for the stack")?;
+    Ok(program.try_into()?)
+}

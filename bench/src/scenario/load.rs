@@ -1,0 +1,278 @@
+//! Loads: what is sent, in which flows, in which sizes and when.
+
+mod order;
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use xdp_prog::bench::NUMBER_LENGTH;
+
+use crate::{datapath::Protocol, probe::PROBE_LENGTH, result::Stream};
+
+/// Smallest frame with its FCS, in bytes.
+pub const SMALLEST_FRAME: u32 = 64;
+/// Largest frame with its FCS, in bytes.
+pub const LARGEST_FRAME: u32 = 1518;
+/// Ethernet header and FCS, in bytes.
+const FRAMING: u32 = 14 + 4;
+
+/// A load.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Load {
+    /// The generator.
+    pub generator: GeneratorKind,
+    /// Address family of clients and Services.
+    pub family: AddressFamily,
+    /// Transport protocol.
+    pub protocol: Protocol,
+    /// When requests are due.
+    pub schedule: Schedule,
+    /// Requests a second; with `ramp`, `step` and a search the highest rate; `null` with `max`.
+    pub rate: Option<f64>,
+    /// What is searched for below the rate. Each trial of the result is then the one at the load that a search has found.
+    pub search: SearchKind,
+    /// Requests that are due at once: more than one with `burst` only.
+    pub burst: u32,
+    /// Steps up to the rate: more than one with `step` only.
+    pub steps: u32,
+    /// Flows.
+    pub flows: u32,
+    /// Which flow the next request is of.
+    pub flow_order: FlowOrder,
+    /// Share (0 to 1) of requests of which each begins a flow.
+    pub new_flow_share: f64,
+    /// Sizes of requests' frames, which take turns. An answer has the size of its request, but at least that of the
+    /// headers and 22 bytes.
+    pub frame_bytes: Vec<FrameSize>,
+}
+
+/// A size of frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FrameSize {
+    /// Bytes of the frame, FCS included.
+    pub bytes: u32,
+    /// How many of the sum of all weights have this size.
+    pub weight: u32,
+}
+
+/// What sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum GeneratorKind {
+    /// UDP sockets: a request to a backend, and its answer. Open loop: no request waits for an answer.
+    Sockets,
+    /// Numbered frames that a BPF program makes in the kernel, right before the system, and counts right behind it.
+    /// Nobody answers, and there are no latencies.
+    Live,
+}
+
+/// An address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum AddressFamily {
+    /// IPv4.
+    Ipv4,
+    /// IPv6.
+    Ipv6,
+}
+
+/// When requests are due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Schedule {
+    /// At equal distances.
+    Constant,
+    /// At independent random distances: a Poisson process.
+    Poisson,
+    /// Several at once, at equal distances.
+    Burst,
+    /// At a rate that rises evenly from zero to the load's.
+    Ramp,
+    /// At rates that rise to the load's in equal steps of equal length.
+    Step,
+    /// As soon as they can be sent.
+    Max,
+}
+
+/// A load to search for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SearchKind {
+    /// Nothing: the rate is the load's.
+    None,
+    /// The non-drop rate: of three trials of a load, two lose nothing.
+    Ndr,
+    /// The partial-drop rate: of three trials of a load, two lose at most 0.5 %.
+    Pdr,
+    /// The throughput of RFC 2544: a load's one trial loses nothing.
+    Rfc2544,
+}
+
+/// Which flow a request is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum FlowOrder {
+    /// Flows take turns.
+    InTurn,
+    /// Each is as likely as any other.
+    Uniform,
+    /// The n-th is as likely as 1/n (Zipf's law with exponent 1): few large flows and many small ones.
+    Zipf,
+}
+
+impl GeneratorKind {
+    /// Returns the quantities that it measures of each request.
+    pub fn streams(self) -> &'static [Stream] {
+        match self {
+            Self::Sockets => &Stream::ALL,
+            Self::Live => &[],
+        }
+    }
+
+    /// Returns the bytes at the start of a payload by which requests are told apart.
+    fn mark_length(self) -> usize {
+        match self {
+            Self::Sockets => PROBE_LENGTH,
+            Self::Live => NUMBER_LENGTH,
+        }
+    }
+}
+
+impl Load {
+    /// Returns the length of a frame's headers and FCS.
+    pub fn overhead(family: AddressFamily, protocol: Protocol) -> u32 {
+        let network = match family {
+            AddressFamily::Ipv4 => 20,
+            AddressFamily::Ipv6 => 40,
+        };
+        let transport = match protocol {
+            Protocol::Udp => 8,
+            Protocol::Tcp => 20,
+        };
+        FRAMING + network + transport
+    }
+
+    /// Returns the smallest frame that a generator can send.
+    pub fn smallest_frame(
+        generator: GeneratorKind,
+        family: AddressFamily,
+        protocol: Protocol,
+    ) -> u32 {
+        #[expect(clippy::cast_possible_truncation, reason = "a few bytes")]
+        let mark = generator.mark_length() as u32;
+        SMALLEST_FRAME.max(Self::overhead(family, protocol) + mark)
+    }
+
+    /// Returns the length of the payload of a frame with so many bytes.
+    pub fn payload(&self, frame_bytes: u32) -> usize {
+        frame_bytes.saturating_sub(Self::overhead(self.family, self.protocol)) as usize
+    }
+
+    /// Returns the mean rate in requests a second; `None` if as many are sent as can be.
+    pub fn mean_rate(&self) -> Option<f64> {
+        let steps = f64::from(self.steps);
+        let share = match self.schedule {
+            Schedule::Ramp => 0.5,
+            Schedule::Step => (steps + 1.0) / (2.0 * steps),
+            _ => 1.0,
+        };
+        Some(self.rate? * share)
+    }
+
+    /// Returns the sizes of frames as scenarios have them: one, or several with weights.
+    pub fn frame_sizes(&self) -> String {
+        let sizes = self.frame_bytes.iter();
+        let sizes: Vec<String> = match self.frame_bytes.as_slice() {
+            [one] => vec![one.bytes.to_string()],
+            _ => sizes
+                .map(|size| format!("{}:{}", size.bytes, size.weight))
+                .collect(),
+        };
+        sizes.join(" ")
+    }
+
+    /// Returns the share of requests that the rarest flow has.
+    pub fn rarest_share(flows: u32, order: FlowOrder) -> f64 {
+        let flows_as_share = 1.0 / f64::from(flows.max(1));
+        match order {
+            FlowOrder::InTurn | FlowOrder::Uniform => flows_as_share,
+            FlowOrder::Zipf => flows_as_share / harmonic(flows),
+        }
+    }
+}
+
+fn harmonic(flows: u32) -> f64 {
+    (1..=flows).map(|rank| 1.0 / f64::from(rank)).sum()
+}
+
+impl fmt::Display for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            generator,
+            family,
+            protocol,
+            schedule,
+            flows,
+            flow_order,
+            ..
+        } = self;
+        write!(f, "{generator}, {family}, {protocol}, {schedule}")?;
+        match schedule {
+            Schedule::Burst => write!(f, " of {}", self.burst)?,
+            Schedule::Step => write!(f, " in {}", self.steps)?,
+            _ => {}
+        }
+        if let Some(rate) = self.rate {
+            write!(f, ", {rate}/s")?;
+        }
+        if self.search != SearchKind::None {
+            write!(f, ", search {}", self.search)?;
+        }
+        write!(f, ", {flows} flows {flow_order}")?;
+        if self.new_flow_share > 0.0 {
+            write!(f, " and {} % of new ones", self.new_flow_share * 100.0)?;
+        }
+        write!(f, ", frames of {} bytes", self.frame_sizes())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A load to change in tests.
+    pub(crate) fn load() -> Load {
+        Load {
+            generator: GeneratorKind::Sockets,
+            family: AddressFamily::Ipv4,
+            protocol: Protocol::Udp,
+            schedule: Schedule::Constant,
+            rate: Some(1_000.0),
+            search: SearchKind::None,
+            burst: 1,
+            steps: 1,
+            flows: 4,
+            flow_order: FlowOrder::InTurn,
+            new_flow_share: 0.0,
+            frame_bytes: vec![FrameSize {
+                bytes: 64,
+                weight: 1,
+            }],
+        }
+    }
+
+    #[test]
+    fn the_smallest_frame_holds_all_headers_and_the_mark() {
+        let smallest = Load::smallest_frame;
+        let (sockets, live) = (GeneratorKind::Sockets, GeneratorKind::Live);
+        let (v4, v6) = (AddressFamily::Ipv4, AddressFamily::Ipv6);
+        assert_eq!(smallest(sockets, v4, Protocol::Udp), 64);
+        assert_eq!(smallest(sockets, v6, Protocol::Udp), 82);
+        assert_eq!(smallest(live, v4, Protocol::Tcp), 64);
+        assert_eq!(smallest(live, v6, Protocol::Tcp), 84);
+    }
+}

@@ -1,0 +1,358 @@
+//! The addresses of the lab's machines and Services, and the flows of a load: known before anything is made.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::{Context, Result, bail};
+use fastpath::tables::BackendSpec;
+use lab::{client_addresses, node_addresses, vip_v4, vip_v6};
+use xdp_prog::{
+    flow::{Address, FlowKey, V4, V6},
+    maglev::{self, Member, SLOTS_PER_BACKEND},
+};
+
+use super::{BACKENDS, FIRST_ROUTED, FIRST_SERVICE_PORT, HASH_SEED, MOST_TRIED, PORT};
+use crate::{
+    datapath::Protocol,
+    scenario::{AddressFamily, GeneratorKind, Load, Scenario, System},
+};
+
+/// The client's port of the first flow; the others follow.
+pub(super) const FIRST_CLIENT_PORT: u16 = 10_000;
+
+/// The Services of a balancer: an address of each family with a port for each Service.
+#[derive(Clone, Debug)]
+pub(super) struct Listing {
+    /// Number of the balancer's addresses.
+    vip: u8,
+    /// How many Services there are.
+    pub(super) services: u32,
+    /// The families that loads need.
+    pub(super) families: Vec<AddressFamily>,
+    /// The protocols that loads need.
+    pub(super) protocols: Vec<Protocol>,
+}
+
+impl Listing {
+    /// Lists the Services of a system; `None` if it has none.
+    pub(super) fn of(scenario: &Scenario, system: System) -> Option<Self> {
+        let mut systems = scenario
+            .systems
+            .iter()
+            .filter(|one| **one != System::Direct);
+        let place = systems.position(|one| *one == system)?;
+        let loads = || scenario.loads.iter();
+        Some(Self {
+            vip: 1 + u8::try_from(place).ok()?,
+            services: scenario.services,
+            families: distinct(loads().map(|load| load.family)),
+            protocols: distinct(loads().map(|load| load.protocol)),
+        })
+    }
+
+    /// Returns the balancer's addresses.
+    pub(super) fn vips(&self) -> impl Iterator<Item = IpAddr> {
+        self.families.iter().map(|&family| self.vip(family))
+    }
+
+    fn vip(&self, family: AddressFamily) -> IpAddr {
+        vip(family, self.vip)
+    }
+
+    /// Returns the port of a Service.
+    pub(super) fn port(&self, number: u32) -> u16 {
+        FIRST_SERVICE_PORT + u16::try_from(number).expect("there are at most 10 000 Services")
+    }
+
+    /// Returns all Services with each of their protocols.
+    pub(super) fn all(&self) -> Vec<(SocketAddr, Protocol)> {
+        let each = (0..self.services).flat_map(|number| {
+            let port = self.port(number);
+            self.vips().map(move |vip| SocketAddr::new(vip, port))
+        });
+        let protocols = &self.protocols;
+        each.flat_map(|service| protocols.iter().map(move |&protocol| (service, protocol)))
+            .collect()
+    }
+
+    /// Returns the Services that flows go to: at equal distances, from the first on.
+    pub(super) fn tried(&self, family: AddressFamily) -> impl Iterator<Item = SocketAddr> {
+        let tried = self.services.min(MOST_TRIED);
+        (0..tried).map(move |place| {
+            let number = place * self.services / tried;
+            SocketAddr::new(self.vip(family), self.port(number))
+        })
+    }
+}
+
+fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
+    let mut distinct = Vec::new();
+    for one in all {
+        if !distinct.contains(&one) {
+            distinct.push(one);
+        }
+    }
+    distinct
+}
+
+fn vip(family: AddressFamily, number: u8) -> IpAddr {
+    match family {
+        AddressFamily::Ipv4 => vip_v4(number).into(),
+        AddressFamily::Ipv6 => vip_v6(number).into(),
+    }
+}
+
+fn of_family([v4, v6]: [IpAddr; 2], family: AddressFamily) -> IpAddr {
+    match family {
+        AddressFamily::Ipv4 => v4,
+        AddressFamily::Ipv6 => v6,
+    }
+}
+
+/// Returns the address of a backend that the system `routing` routes to it.
+pub(super) fn routed(family: AddressFamily, number: u8) -> IpAddr {
+    vip(family, FIRST_ROUTED + number)
+}
+
+/// A flow, before it is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlannedFlow {
+    /// The client.
+    pub client: SocketAddr,
+    /// Where it sends to.
+    pub to: SocketAddr,
+    /// The number of the backend that must answer; `None` where a system draws it.
+    pub backend: Option<u16>,
+}
+
+/// Returns where flows go to, in turn. Live frames end at the first backend where there is no balancer: one sink counts
+/// them.
+///
+/// # Errors
+///
+/// When the scenario has no such system.
+pub(super) fn targets(scenario: &Scenario, system: System, load: &Load) -> Result<Vec<SocketAddr>> {
+    let family = load.family;
+    let reached = match load.generator {
+        GeneratorKind::Sockets => BACKENDS,
+        GeneratorKind::Live => 1,
+    };
+    let addresses: Vec<IpAddr> = match system {
+        System::Direct => backends(system, family)[..reached].to_vec(),
+        System::Routing => (0..)
+            .take(reached)
+            .map(|number| routed(family, number))
+            .collect(),
+        _ => {
+            let listing = Listing::of(scenario, system);
+            let listing = listing.with_context(|| format!("{system} is not in use"))?;
+            return Ok(listing.tried(family).collect());
+        }
+    };
+    let at = |address| SocketAddr::new(address, PORT);
+    Ok(addresses.into_iter().map(at).collect())
+}
+
+/// Returns flows of clients to a system.
+///
+/// # Errors
+///
+/// When the scenario has no such system.
+pub(super) fn flows(
+    scenario: &Scenario,
+    system: System,
+    load: &Load,
+    clients: impl Iterator<Item = SocketAddr>,
+) -> Result<Vec<PlannedFlow>> {
+    let targets = targets(scenario, system, load)?;
+    let backends = backends(system, load.family);
+    let balance = system.is_ours().then(|| Balance::new(system, &backends));
+    let balance = balance.transpose()?;
+    let is_balanced = !matches!(system, System::Direct | System::Routing);
+    let flow = |(number, client): (usize, SocketAddr)| {
+        let turn = number % targets.len();
+        let to = targets[turn];
+        let owner = |balance: &Balance| balance.owner(load.protocol, client, to);
+        let backend = if is_balanced {
+            balance.as_ref().map(owner).transpose()?
+        } else {
+            Some(turn)
+        };
+        let backend = backend.map(u16::try_from).transpose()?;
+        Ok(PlannedFlow {
+            client,
+            to,
+            backend,
+        })
+    };
+    clients.enumerate().map(flow).collect()
+}
+
+/// Returns so many clients with a socket each, the first at `first_port`.
+///
+/// # Errors
+///
+/// When the client has no more ports.
+pub(super) fn clients(
+    family: AddressFamily,
+    first_port: u16,
+    number: u32,
+) -> Result<Vec<SocketAddr>> {
+    let address = of_family(client_addresses(0), family);
+    let number = u16::try_from(number).ok();
+    let end = number.and_then(|number| first_port.checked_add(number));
+    let end = end.context("the client has no port left for all flows of all loads and systems")?;
+    let ports = first_port..end;
+    Ok(ports.map(|port| SocketAddr::new(address, port)).collect())
+}
+
+/// Returns the addresses of a system's backends. Only those of Guideway's own systems have its agents.
+pub(super) fn backends(system: System, family: AddressFamily) -> [IpAddr; BACKENDS] {
+    let first = if system.is_ours() { 0 } else { BACKENDS };
+    std::array::from_fn(|number| {
+        let node = u8::try_from(first + number).expect("nodes are few");
+        of_family(node_addresses(node), family)
+    })
+}
+
+/// How Guideway's edges balance: the lookup table that they all make of the same backends.
+struct Balance {
+    table: Vec<u32>,
+    /// Base-2 logarithm of its length.
+    slots: u8,
+}
+
+impl Balance {
+    fn new(system: System, backends: &[IpAddr]) -> Result<Self> {
+        let spec = |&address: &IpAddr| match system {
+            System::OursNat => BackendSpec::nat(SocketAddr::new(address, PORT), 1),
+            _ => BackendSpec::node(address, 1),
+        };
+        let members: Vec<Member> = backends.iter().map(|one| spec(one).member()).collect();
+        let slots = maglev::class_for(u32::try_from(members.len())?, SLOTS_PER_BACKEND);
+        let slots = slots.context("there are no backends")?;
+        let table = maglev::table(HASH_SEED, &members, slots)?;
+        Ok(Self { table, slots })
+    }
+
+    /// Returns the number of the backend that a flow belongs to.
+    fn owner(&self, protocol: Protocol, client: SocketAddr, service: SocketAddr) -> Result<usize> {
+        let hash = match (client.ip(), service.ip()) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                let ends = [V4(from.octets()), V4(to.octets())];
+                hash(ends, protocol, [client, service])
+            }
+            (IpAddr::V6(from), IpAddr::V6(to)) => {
+                let ends = [V6(from.octets()), V6(to.octets())];
+                hash(ends, protocol, [client, service])
+            }
+            _ => bail!("{client} and {service} are of two families"),
+        };
+        Ok(self.table[maglev::slot(hash, self.slots) as usize] as usize)
+    }
+}
+
+fn hash<A: Address>(
+    [source, destination]: [A; 2],
+    protocol: Protocol,
+    ends: [SocketAddr; 2],
+) -> u32 {
+    let [source_port, destination_port] = ends.map(|end| end.port().to_be_bytes());
+    let flow = FlowKey {
+        source,
+        destination,
+        source_port,
+        destination_port,
+        protocol: protocol.number(),
+    };
+    flow.hash(HASH_SEED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario::load;
+
+    fn scenario(services: u32) -> Scenario {
+        let text = format!(
+            "name: one\nsystems: [direct, routing, ours-ipip, kube-proxy-nftables]\nservices: {services}\n\
+             loads: [{{ rate: 100 }}, {{ rate: 100, family: ipv6 }}]\n"
+        );
+        Scenario::parse(&text).unwrap()
+    }
+
+    #[test]
+    fn flows_go_to_services_from_all_parts_of_the_list() {
+        let tried = |services| {
+            let listing = Listing::of(&scenario(services), System::OursIpip).unwrap();
+            let ports = listing
+                .tried(AddressFamily::Ipv4)
+                .map(|service| service.port() - FIRST_SERVICE_PORT);
+            ports.collect::<Vec<u16>>()
+        };
+        assert_eq!(tried(1), [0]);
+        assert_eq!(tried(3), [0, 1, 2]);
+        let many = tried(10_000);
+        assert_eq!((many.len(), many[1], many[15]), (16, 625, 9_375));
+    }
+
+    #[test]
+    fn each_balancer_has_addresses_of_its_own_and_services_of_both_families() {
+        let scenario = scenario(2);
+        let listing = |system| Listing::of(&scenario, system);
+        assert!(listing(System::Direct).is_none());
+        let ours = listing(System::OursIpip).unwrap();
+        let proxy = listing(System::KubeProxyNftables).unwrap();
+        assert!(
+            ours.vips()
+                .all(|vip| proxy.vips().all(|other| other != vip))
+        );
+        let all = ours.all().into_iter();
+        let all: Vec<String> = all
+            .map(|(service, protocol)| format!("{service}/{protocol}"))
+            .collect();
+        assert_eq!(
+            all,
+            [
+                "10.99.0.2:10000/udp",
+                "[fd00:99::2]:10000/udp",
+                "10.99.0.2:10001/udp",
+                "[fd00:99::2]:10001/udp"
+            ]
+        );
+    }
+
+    #[test]
+    fn the_backend_of_a_flow_is_told_beforehand_where_no_system_draws_it() {
+        let scenario = scenario(2);
+        let clients = |first, number| clients(AddressFamily::Ipv4, first, number);
+        let of = |system| {
+            let clients = clients(10_064, 300).unwrap().into_iter();
+            flows(&scenario, system, &load(), clients)
+        };
+        let direct = of(System::Direct).unwrap();
+        assert_eq!(direct[4].to.to_string(), "10.0.1.105:7000");
+        assert_eq!(direct[4].client.to_string(), "10.0.0.2:10068");
+        assert_eq!(direct[4].backend, Some(1));
+        assert!(
+            of(System::KubeProxyNftables)
+                .unwrap()
+                .iter()
+                .all(|flow| flow.backend.is_none())
+        );
+        for backend in 0..3 {
+            let own = of(System::OursIpip).unwrap();
+            let share = own
+                .iter()
+                .filter(|flow| flow.backend == Some(backend))
+                .count();
+            assert!((60..150).contains(&share), "{backend}: {share}");
+        }
+        let error = of(System::OursNat).unwrap_err();
+        assert!(
+            error.to_string().contains("ours-nat is not in use"),
+            "{error}"
+        );
+        let error = clients(65_500, 100).unwrap_err();
+        assert!(error.to_string().contains("no port left"), "{error}");
+    }
+}

@@ -1,0 +1,67 @@
+//! The flows of a scenario, without a network.
+
+use std::net::SocketAddr;
+
+use anyhow::Result;
+
+use super::{
+    BACKENDS, PlannedFlow,
+    addresses::{self, FIRST_CLIENT_PORT},
+    flows::flows_of_proof,
+};
+use crate::{
+    load::live,
+    scenario::{GeneratorKind, Load, Scenario, System},
+};
+
+/// A system under a load.
+#[derive(Clone, Debug)]
+pub struct PlannedSeries {
+    /// Name of the series.
+    pub name: String,
+    /// The system.
+    pub system: System,
+    /// The load.
+    pub load: Load,
+    /// The flows, without those that are new in a trial.
+    pub flows: Vec<PlannedFlow>,
+    /// Where flows go to, in turn.
+    pub targets: Vec<SocketAddr>,
+    /// The backends, by their numbers.
+    pub backends: Vec<String>,
+}
+
+/// Lists the series of a scenario, in their order.
+///
+/// # Errors
+///
+/// When the client has not enough ports for all flows.
+pub fn planned(scenario: &Scenario) -> Result<Vec<PlannedSeries>> {
+    let mut next_port = FIRST_CLIENT_PORT;
+    let mut series = Vec::new();
+    for (load, number) in scenario.loads.iter().zip(1..) {
+        for &system in &scenario.systems {
+            let clients = match load.generator {
+                GeneratorKind::Sockets => {
+                    let first = next_port.saturating_add(u16::try_from(flows_of_proof(system))?);
+                    next_port = first.saturating_add(u16::try_from(load.flows)?);
+                    addresses::clients(load.family, first, load.flows)?
+                }
+                GeneratorKind::Live => (0..load.flows)
+                    .map(|flow| live::client(load.family, flow))
+                    .collect(),
+            };
+            let first = if system.is_ours() { 0 } else { BACKENDS };
+            let nodes = first..first + BACKENDS;
+            series.push(PlannedSeries {
+                name: format!("{system}-{number}"),
+                system,
+                load: load.clone(),
+                targets: addresses::targets(scenario, system, load)?,
+                flows: addresses::flows(scenario, system, load, clients.into_iter())?,
+                backends: nodes.map(|node| format!("node{node}")).collect(),
+            });
+        }
+    }
+    Ok(series)
+}

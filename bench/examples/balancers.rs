@@ -5,13 +5,11 @@
 use std::path::Path;
 
 use anyhow::Result;
-use bench::datapath::balancers::{self, Row};
+use bench::datapath::balancers;
 
 fn main() -> Result<()> {
-    balancers::count(Path::new("/files"), &|row: &Row| {
-        println!(
-            "{}",
-            serde_json::to_string(row).expect("a row has plain fields")
-        );
+    balancers::count(Path::new("/files"), |row| {
+        let row = serde_json::to_string(row).expect("a row has plain fields");
+        println!("{row}");
     })
 }

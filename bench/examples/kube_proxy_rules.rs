@@ -1,29 +1,23 @@
-//! Writes the rules of a running kube-proxy into a directory.
+//! Writes the rules of a running kube-proxy into a directory, for each number of Services. Rules that are there are kept.
 //!
-//! usage: `kube_proxy_rules DIRECTORY udp|tcp SERVICES`
+//! usage: `kube_proxy_rules DIRECTORY SERVICES...`
 
 use std::{env, fs, path::PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use bench::datapath::{Protocol, balancers::rules};
 
 fn main() -> Result<()> {
-    let arguments: Vec<String> = env::args().skip(1).collect();
-    let [directory, protocol, services] = &arguments[..] else {
-        bail!("usage: kube_proxy_rules DIRECTORY udp|tcp SERVICES");
-    };
-    let protocol = match protocol.as_str() {
-        "udp" => Protocol::Udp,
-        "tcp" => Protocol::Tcp,
-        other => bail!("{other} is neither udp nor tcp"),
-    };
-    let (directory, services) = (PathBuf::from(directory), services.parse());
+    let mut arguments = env::args().skip(1);
+    let directory = arguments.next();
+    let directory = directory.context("usage: kube_proxy_rules DIRECTORY SERVICES...")?;
+    let directory = PathBuf::from(directory);
     fs::create_dir_all(&directory)?;
-    let show = |text: &str| eprintln!("{text}");
-    rules::take(
-        &directory,
-        protocol,
-        services.context("a number of Services")?,
-        &show,
-    )
+    for services in arguments {
+        let services = services.parse().context("a number of Services")?;
+        for protocol in Protocol::ALL {
+            rules::take(&directory, protocol, services, &|text| eprintln!("{text}"))?;
+        }
+    }
+    Ok(())
 }

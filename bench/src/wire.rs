@@ -18,7 +18,7 @@ mod backends;
 mod drops;
 mod flows;
 mod guideway;
-mod kube_proxy;
+pub(crate) mod kube_proxy;
 mod live;
 mod planned;
 

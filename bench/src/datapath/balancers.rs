@@ -21,6 +21,7 @@
 
 mod edge;
 mod packets;
+mod proof;
 pub mod rules;
 mod table;
 mod wire;
@@ -30,17 +31,18 @@ use std::{
     path::Path,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use xdp_prog::bench::client;
 
 pub use self::table::table;
 use self::{
     edge::{Edge, Ours},
-    wire::{End, Wire},
+    wire::{LISTED, Sink, Wire},
 };
 use super::{
     frames::{self, Family, PORT, Protocol},
+    report::lower,
     tables::{self, plus},
 };
 use crate::{
@@ -49,14 +51,14 @@ use crate::{
 };
 
 /// Known flows, which take turns.
-const ESTABLISHED: u32 = 1_000;
+const ESTABLISHED: u16 = 1_000;
 /// Frames of a trial with known flows.
 const FRAMES: u32 = 8_000;
 /// Frames of a trial with new flows: one of each. They are few, because kube-proxy goes through thousands of rules for
 /// each of them in one of its modes.
-const NEW: u32 = 2_000;
+const NEW: u16 = 2_000;
 /// Trials. Their median is not affected by a single one in which the kernel did other work.
-const TRIALS: u32 = 3;
+const TRIALS: u16 = 3;
 /// Number of backends of a Service.
 const BACKENDS: u8 = 3;
 /// Most Services that flows go to.
@@ -84,14 +86,17 @@ pub enum Balancer {
     IpvsNat,
 }
 
+/// Numbers of Services.
+const SIZES: &[u32] = &[1, 1_000, 10_000];
+
 /// What is counted, with numbers of Services. Of what does not depend on that number, there is one.
 const COUNTED: [(Balancer, &[u32]); 8] = [
     (Balancer::Null, &[1]),
     (Balancer::Routing, &[1]),
-    (Balancer::OursIpip, &[1, 1_000]),
-    (Balancer::OursNat, &[1, 1_000]),
-    (Balancer::KubeProxyNftables, &[1, 1_000]),
-    (Balancer::KubeProxyIptables, &[1, 1_000]),
+    (Balancer::OursIpip, SIZES),
+    (Balancer::OursNat, SIZES),
+    (Balancer::KubeProxyNftables, SIZES),
+    (Balancer::KubeProxyIptables, SIZES),
     (Balancer::IpvsIpip, &[1]),
     (Balancer::IpvsNat, &[1]),
 ];
@@ -125,6 +130,14 @@ impl Balancer {
         }
     }
 
+    /// Returns where frames that it lets through are counted.
+    const fn sink(self) -> Sink {
+        match self {
+            Self::Null | Self::OursIpip | Self::OursNat => Sink::Near,
+            _ => Sink::NearOfStack,
+        }
+    }
+
     const fn way(self) -> Way {
         match self {
             Self::Null | Self::Routing => Way::Unchanged,
@@ -149,7 +162,7 @@ pub enum Flows {
     New,
 }
 
-/// The instructions per packet of one balancer.
+/// The instructions per packet of one balancer, as one machine counted them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// What was counted.
@@ -162,16 +175,21 @@ pub struct Row {
     pub protocol: Protocol,
     /// Kind of flows.
     pub flows: Flows,
-    /// Instructions per packet beyond the direct wire: median of the trials.
-    pub instructions: f64,
-    /// The lowest and the highest trial.
-    pub range: [f64; 2],
-    /// Instructions per packet of the direct wire.
-    pub direct: f64,
+    /// Instructions per packet of each trial.
+    pub trials: Vec<f64>,
+    /// Those of the same packets on the direct wire.
+    pub direct: Vec<f64>,
     /// Kernel release of the counting machine.
     pub kernel: String,
     /// Date of the count, as `YYYY-MM-DD`.
     pub date: String,
+}
+
+impl Row {
+    /// Returns the instructions per packet beyond the direct wire.
+    fn instructions(&self) -> f64 {
+        median(&self.trials) - median(&self.direct)
+    }
 }
 
 /// The packets of a trial.
@@ -185,12 +203,12 @@ struct Case {
 impl Case {
     /// Returns the client and the Service of a flow. Flows use Services at equal distances, from the first on. Cases with
     /// other numbers of Services have other clients.
-    fn ends_of(self, flow: u32) -> (SocketAddr, SocketAddr) {
-        let (bits, port) = client(flow);
+    fn ends_of(self, flow: u16) -> [SocketAddr; 2] {
+        let (bits, port) = client(flow.into());
         let tried = self.services.min(MOST_TRIED);
-        let service = service(self.family, flow % tried * self.services / tried);
+        let service = service(self.family, u32::from(flow) % tried * self.services / tried);
         let client = plus(tables::addresses(self.family).client, bits + self.services);
-        ((client, port).into(), (service, PORT).into())
+        [(client, port).into(), (service, PORT).into()]
     }
 }
 
@@ -199,7 +217,7 @@ fn service(family: Family, number: u32) -> IpAddr {
     plus(tables::addresses(family).vip, number)
 }
 
-/// Returns the address of a backend.
+/// Returns the addresses of the backends.
 fn backends(family: Family) -> [IpAddr; BACKENDS as usize] {
     std::array::from_fn(|index| {
         let index = u8::try_from(index).expect("there are few backends");
@@ -207,129 +225,121 @@ fn backends(family: Family) -> [IpAddr; BACKENDS as usize] {
     })
 }
 
-/// Counts all balancers with UDP, with kube-proxy's rules from a directory; sizes whose rules it lacks are left out. Each row is
+/// Counts all balancers, with kube-proxy's rules from a directory; sizes whose rules it lacks are left out. Each row is
 /// passed to `found` at once, because counting takes minutes.
 ///
 /// # Errors
 ///
 /// When the kernel refuses something, a program is missing, or a balancer does not balance or loses frames.
-pub fn count(rules: &Path, found: &(dyn Fn(&Row) + Sync)) -> Result<()> {
+pub fn count(rules: &Path, found: impl Fn(&Row)) -> Result<()> {
     // With no priority over others: the last frames of a trial may be the kernel's thread's (ksoftirqd).
     host::preflight()?;
     let facts = Facts::collect();
     let mut ours = Ours::load()?;
-    count_protocol(Protocol::Udp, rules, &mut ours, &facts, found)
-}
-
-fn count_protocol(
-    protocol: Protocol,
-    rules: &Path,
-    ours: &mut Ours,
-    facts: &Facts,
-    found: &(dyn Fn(&Row) + Sync),
-) -> Result<()> {
-    let direct = count_direct(protocol).context("the direct wire")?;
-    for (balancer, sizes) in COUNTED {
-        for &services in sizes {
+    for protocol in Protocol::ALL {
+        let direct = count_direct(protocol).context("the direct wire")?;
+        for (balancer, services) in each_size() {
             let edge = Edge {
                 balancer,
                 services,
                 protocol,
                 rules,
             };
-            if edge.has_rules() {
-                let trials = count_edge(edge, ours);
-                let trials = trials.with_context(|| format!("{} x {services}", balancer.name()))?;
-                for (family, flows, trials) in trials {
-                    let direct = direct[usize::from(family == Family::V6)];
-                    found(&Row::new(edge, family, flows, &trials, direct, facts));
-                }
+            if !edge.has_rules() {
+                continue;
+            }
+            let counted = count_edge(edge, &mut ours);
+            let counted = counted.with_context(|| format!("{} x {services}", balancer.name()))?;
+            for (counted, direct) in counted.into_iter().zip(&direct) {
+                found(&Row {
+                    balancer,
+                    services,
+                    family: counted.family,
+                    protocol,
+                    flows: counted.flows,
+                    trials: counted.trials,
+                    direct: direct.trials.clone(),
+                    kernel: facts.kernel.clone(),
+                    date: facts.date.clone(),
+                });
             }
         }
     }
     Ok(())
 }
 
-impl Row {
-    fn new(
-        edge: Edge<'_>,
-        family: Family,
-        flows: Flows,
-        trials: &[f64],
-        direct: f64,
-        facts: &Facts,
-    ) -> Self {
-        let beyond = |cost: f64| ((cost - direct) * 10.0).round() / 10.0;
-        let lowest = trials.iter().copied().fold(f64::INFINITY, f64::min);
-        let highest = trials.iter().copied().fold(0.0, f64::max);
-        Self {
-            balancer: edge.balancer,
-            services: edge.services,
-            family,
-            protocol: edge.protocol,
-            flows,
-            instructions: beyond(median(trials)),
-            range: [beyond(lowest), beyond(highest)],
-            direct: (direct * 10.0).round() / 10.0,
-            kernel: facts.kernel.clone(),
-            date: facts.date.clone(),
-        }
-    }
+/// Returns each balancer with each number of Services.
+fn each_size() -> impl Iterator<Item = (Balancer, u32)> {
+    let each = |(balancer, sizes): (Balancer, &'static [u32])| {
+        sizes.iter().map(move |services| (balancer, *services))
+    };
+    COUNTED.into_iter().flat_map(each)
 }
 
-/// Returns the instructions per packet of generator, one veth and sink, for each family.
-fn count_direct(protocol: Protocol) -> Result<[f64; 2]> {
+/// Instructions per packet of the trials of one kind.
+struct Counted {
+    family: Family,
+    flows: Flows,
+    trials: Vec<f64>,
+}
+
+/// Counts generator, one veth and sink.
+fn count_direct(protocol: Protocol) -> Result<Vec<Counted>> {
     let mut wire = Wire::lay()?;
-    wire.attach_sink(End::Far)?;
-    let mut of_family = |family| {
+    wire.attach_sink(Sink::Far)?;
+    let mut counted = Vec::new();
+    for family in Family::ALL {
         let case = Case {
             family,
             protocol,
             services: 1,
         };
-        wire.set_frames(case, Way::Unchanged)?;
-        let trials = established(&mut wire)?;
-        ensure!(
-            trials.iter().all(|cost| *cost > 1.0),
-            "{trials:?} ns for a frame: does this machine's clock count instructions?"
-        );
-        anyhow::Ok(median(&trials))
-    };
-    Ok([of_family(Family::V4)?, of_family(Family::V6)?])
+        counted.extend(count_case(&mut wire, case, Way::Unchanged)?);
+    }
+    Ok(counted)
 }
 
-type Trials = Vec<(Family, Flows, Vec<f64>)>;
-
 /// Brings a balancer up, has it prove itself, and counts.
-fn count_edge(edge: Edge<'_>, ours: &mut Ours) -> Result<Trials> {
+fn count_edge(edge: Edge<'_>, ours: &mut Ours) -> Result<Vec<Counted>> {
     let mut wire = Wire::lay()?;
     let way = edge.balancer.way();
-    let case = |family| Case {
+    let cases = Family::ALL.map(|family| Case {
         family,
         protocol: edge.protocol,
         services: edge.services,
-    };
+    });
     edge.bring_up(&mut wire, ours)?;
-    for family in Family::ALL {
-        wire.prove(case(family), way)
-            .with_context(|| format!("IP{} does not get through", super::report::lower(family)))?;
+    for case in cases {
+        proof::prove(&wire, case, way)
+            .with_context(|| format!("IP{} does not get through", lower(case.family)))?;
     }
-    wire.attach_sink(End::Near)?;
-    let mut found = Vec::new();
-    for family in Family::ALL {
-        wire.set_frames(case(family), way)?;
-        found.push((family, Flows::Established, established(&mut wire)?));
-        let trial = |trial| wire.send(ESTABLISHED + trial * NEW, wire::LISTED, NEW);
-        let new = (0..TRIALS).map(trial).collect::<Result<_>>()?;
-        found.push((family, Flows::New, new));
+    wire.attach_sink(edge.balancer.sink())?;
+    let mut counted = Vec::new();
+    for case in cases {
+        counted.extend(count_case(&mut wire, case, way)?);
     }
-    Ok(found)
+    Ok(counted)
 }
 
-/// Counts packets of known flows, after each has had two.
-fn established(wire: &mut Wire) -> Result<Vec<f64>> {
+/// Counts packets of known flows, after each has had two, and of new flows.
+fn count_case(wire: &mut Wire, case: Case, way: Way) -> Result<[Counted; 2]> {
+    let family = case.family;
+    wire.set_frames(case, way)?;
     wire.settle()?;
-    wire.send(0, ESTABLISHED, 2 * ESTABLISHED)?;
-    let trial = |_| wire.send(0, ESTABLISHED, FRAMES);
-    (0..TRIALS).map(trial).collect()
+    wire.send(0, ESTABLISHED, 2 * u32::from(ESTABLISHED))?;
+    let known = trials(|_| wire.send(0, ESTABLISHED, FRAMES))?;
+    let new = trials(|trial| wire.send(ESTABLISHED + trial * NEW, LISTED, NEW.into()))?;
+    let of = |(flows, trials)| Counted {
+        family,
+        flows,
+        trials,
+    };
+    Ok([(Flows::Established, known), (Flows::New, new)].map(of))
+}
+
+/// Returns the instructions per packet of each trial, to a tenth.
+fn trials(trial: impl FnMut(u16) -> Result<f64>) -> Result<Vec<f64>> {
+    let trials = (0..TRIALS).map(trial);
+    let rounded = trials.map(|trial| Ok((trial? * 10.0).round() / 10.0));
+    rounded.collect()
 }

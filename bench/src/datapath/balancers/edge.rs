@@ -17,10 +17,7 @@ use fastpath::{
 use lab::{Cidr, output};
 use xdp_prog::bench::program;
 
-use super::{
-    Balancer, backends, rules, service,
-    wire::{End, Wire},
-};
+use super::{Balancer, backends, rules, service, wire::Wire};
 use crate::datapath::{
     frames::{Family, PORT, Protocol},
     tables::{self, TARGET_PORT},
@@ -64,7 +61,7 @@ impl Edge<'_> {
     /// Starts it.
     pub(super) fn bring_up(self, wire: &mut Wire, ours: &mut Ours) -> Result<()> {
         match self.balancer {
-            Balancer::Null => wire.attach(program::FLOOR, End::Far),
+            Balancer::Null => wire.attach_far(program::FLOOR),
             Balancer::Routing => Ok(()),
             Balancer::OursIpip => ours.serve(self, wire, ForwardMode::Ipip),
             Balancer::OursNat => ours.serve(self, wire, ForwardMode::Nat),
@@ -150,6 +147,10 @@ impl Ours {
 
     /// Has the far machine serve the Services of an edge.
     fn serve(&mut self, edge: Edge<'_>, wire: &Wire, mode: ForwardMode) -> Result<()> {
+        let installed: Vec<ServiceKey> = self.tables.services().map(|(key, _)| *key).collect();
+        for key in installed {
+            self.tables.remove_service(&key)?;
+        }
         let here = Family::ALL.map(|family| tables::addresses(family).here);
         let all = |family| (0..edge.services).map(move |number| service(family, number));
         let addresses = Addresses {

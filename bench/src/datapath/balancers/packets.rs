@@ -1,27 +1,24 @@
 //! The frames that balancers get, and what comes out, read back and checked.
 
-use std::{
-    mem::offset_of,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-};
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
 use xdp_prog::{
     bench::LISTED_LENGTH,
-    csum::{self, Sum, pseudo_header_v4, pseudo_header_v6, udp_checksum},
+    csum::{self, Sum},
     wire::{
         ethernet::Ethernet,
         ipv4::Ipv4,
         ipv6::Ipv6,
         protocol,
-        transport::{Tcp, Udp},
+        transport::{Ports, Tcp},
     },
 };
+use zerocopy::{FromBytes, IntoBytes};
 
-use super::Case;
-use crate::datapath::{
-    frames::{self, Family, Protocol},
-    paths,
+use crate::{
+    datapath::frames::{Family, Protocol},
+    load::frame::Framing,
 };
 
 /// Which packet of a TCP connection a frame has. Datagrams are all alike.
@@ -29,45 +26,51 @@ use crate::datapath::{
 pub(super) enum Stage {
     /// The SYN.
     First,
+    /// The answer to it.
+    Answer,
     /// A segment with data, after the handshake.
     Later,
 }
 
 const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
-/// Offsets in a TCP header: the low bytes of sequence and acknowledgement numbers, and the flags.
-const SEQUENCE: usize = 7;
-const ACKNOWLEDGED: usize = 11;
-const FLAGS: usize = 13;
 
-/// Returns a frame of a flow, with right checksums. Its last two bytes are the number of the flow.
-pub(super) fn frame(macs: [u8; 12], case: Case, flow: u32, stage: Stage) -> [u8; LISTED_LENGTH] {
-    let (client, service) = case.ends_of(flow);
-    let number = case.protocol.number();
-    let headers = Ethernet::LENGTH + case.family.header_length();
-    let length = LISTED_LENGTH - headers;
-    let mut segment = frames::transport(case.protocol, client.port(), service.port());
-    segment.resize(length, 0);
-    match (case.protocol, stage) {
-        (Protocol::Udp, _) => segment[4..6].copy_from_slice(&frames::length_field(length)),
-        (Protocol::Tcp, Stage::First) => segment[FLAGS] = SYN,
-        (Protocol::Tcp, Stage::Later) => [segment[SEQUENCE], segment[ACKNOWLEDGED]] = [1, 1],
+/// Returns a frame with right checksums. Its last two bytes are the number of its flow.
+pub(super) fn frame(
+    framing: Framing,
+    [from, to]: [SocketAddr; 2],
+    flow: u16,
+    stage: Stage,
+) -> [u8; LISTED_LENGTH] {
+    let at = framing.offsets(from.is_ipv4());
+    let mut payload = vec![0; LISTED_LENGTH - at.payload - size_of_val(&flow)];
+    payload.extend(flow.to_be_bytes());
+    let mut frame = framing.frame(from, to, &payload);
+    if framing.protocol == Protocol::Tcp {
+        let header = Tcp::mut_from_prefix(&mut frame[at.port..]);
+        stage.write(header.expect("the frame has a TCP header").0);
     }
-    let flow = u16::try_from(flow).expect("there are few flows");
-    segment[length - 2..].copy_from_slice(&flow.to_be_bytes());
-    let sum = pseudo_header(client.ip(), service.ip(), number, length).add_bytes(&segment);
-    let (at, check) = match case.protocol {
-        Protocol::Udp => (offset_of!(Udp, checksum), udp_checksum(sum.checksum())),
-        Protocol::Tcp => (offset_of!(Tcp, checksum), sum.checksum()),
-    };
-    segment[at..at + 2].copy_from_slice(&check.to_be_bytes());
+    frame.try_into().expect("the payload fills the frame")
+}
 
-    let mut bytes = [0; LISTED_LENGTH];
-    bytes[..Ethernet::LENGTH].copy_from_slice(&frames::ethernet_header(macs, case.family));
-    let ip = paths::ip_header(number, length, client.ip(), service.ip());
-    bytes[Ethernet::LENGTH..headers].copy_from_slice(&ip);
-    bytes[headers..].copy_from_slice(&segment);
-    bytes
+impl Stage {
+    /// Changes a header with the flag ACK and all numbers zero into one of this stage.
+    fn write(self, header: &mut Tcp) {
+        let (flags, sequence, acknowledged) = match self {
+            Self::First => (SYN, 0, 0),
+            Self::Answer => (SYN | ACK, 0, 1),
+            Self::Later => (ACK, 1, 1),
+        };
+        header.flags = flags;
+        header.sequence[3] = sequence;
+        header.acknowledgement[3] = acknowledged;
+        let difference = Sum::ZERO
+            .replace_u16(ACK.into(), flags.into())
+            .add_u16(sequence.into())
+            .add_u16(acknowledged.into());
+        let check = u16::from_be_bytes(header.checksum);
+        header.checksum = csum::update(check, difference).to_be_bytes();
+    }
 }
 
 /// What a frame says.
@@ -90,61 +93,24 @@ pub(super) fn read(frame: &[u8], family: Family) -> Result<Option<Seen>> {
         outer = Some(packet.destination);
         packet = Packet::read(packet.payload, family)?;
     }
-    let segment = packet.payload;
-    match packet.protocol {
-        protocol::UDP | protocol::TCP => {}
-        _ => return Ok(None),
+    if ![protocol::UDP, protocol::TCP].contains(&packet.protocol) {
+        return Ok(None);
     }
-    let (source, destination) = (packet.source, packet.destination);
-    let sum = pseudo_header(source, destination, packet.protocol, segment.len());
     ensure!(
-        sum.add_bytes(segment).is_valid(),
-        "the checksum of a packet to {destination} is wrong"
+        packet.is_intact(),
+        "the checksum of a packet to {} is wrong",
+        packet.destination
     );
-    let word = |at: usize| {
-        let bytes = segment.get(at..at + 2).context("a short packet")?;
-        anyhow::Ok(u16::from_be_bytes([bytes[0], bytes[1]]))
-    };
+    let ports = Ports::ref_from_prefix(packet.payload).ok();
+    let (ports, _) = ports.context("a packet without ports")?;
+    let flow = packet.payload.last_chunk().context("a short packet")?;
+    let [source, destination] = [ports.source, ports.destination].map(u16::from_be_bytes);
     Ok(Some(Seen {
         outer,
-        source: (source, word(0)?).into(),
-        destination: (destination, word(2)?).into(),
-        flow: word(segment.len().saturating_sub(2))?,
+        source: (packet.source, source).into(),
+        destination: (packet.destination, destination).into(),
+        flow: u16::from_be_bytes(*flow),
     }))
-}
-
-/// Returns the answer to a frame without outer header: both ends change places, which no checksum notices, and a SYN
-/// is acknowledged by another.
-pub(super) fn answer(frame: &[u8]) -> Vec<u8> {
-    let mut frame = frame.to_vec();
-    let family = match frame[Ethernet::LENGTH] >> 4 {
-        4 => Family::V4,
-        _ => Family::V6,
-    };
-    let (source, length) = match family {
-        Family::V4 => (offset_of!(Ipv4, source), 4),
-        Family::V6 => (offset_of!(Ipv6, source), 16),
-    };
-    let ports = Ethernet::LENGTH + family.header_length();
-    for (at, length) in [(0, 6), (Ethernet::LENGTH + source, length), (ports, 2)] {
-        let (first, second) = frame[at..at + 2 * length].split_at_mut(length);
-        first.swap_with_slice(second);
-    }
-    let number = match family {
-        Family::V4 => offset_of!(Ipv4, protocol),
-        Family::V6 => offset_of!(Ipv6, next_header),
-    };
-    let is_tcp = frame[Ethernet::LENGTH + number] == protocol::TCP;
-    let segment = &mut frame[ports..];
-    if is_tcp && segment[FLAGS] == SYN {
-        segment[FLAGS] |= ACK;
-        segment[ACKNOWLEDGED] = 1;
-        let at = offset_of!(Tcp, checksum);
-        let check = u16::from_be_bytes([segment[at], segment[at + 1]]);
-        let check = csum::update(check, Sum::ZERO.add_u16(ACK.into()).add_u16(1));
-        segment[at..at + 2].copy_from_slice(&check.to_be_bytes());
-    }
-    frame
 }
 
 /// An IP packet. The payload is as long as the header says: a frame may have a trailer.
@@ -152,100 +118,116 @@ struct Packet<'a> {
     protocol: u8,
     source: IpAddr,
     destination: IpAddr,
+    /// The sum of both addresses.
+    addresses: Sum,
     payload: &'a [u8],
 }
 
 impl<'a> Packet<'a> {
     fn read(bytes: &'a [u8], family: Family) -> Result<Self> {
-        let (header, payload) = bytes
-            .split_at_checked(family.header_length())
-            .context("a short header")?;
-        let word = |at: usize| usize::from(u16::from_be_bytes([header[at], header[at + 1]]));
-        let (protocol, source, destination, length) = match family {
-            Family::V4 => {
-                ensure!(header[0] == 0x45, "no IPv4 header without options");
-                let sum = Sum::ZERO.add_bytes(header);
-                ensure!(sum.is_valid(), "the checksum of an IPv4 header is wrong");
-                let address = |at: usize| -> Result<IpAddr> {
-                    Ok(Ipv4Addr::from(<[u8; 4]>::try_from(&header[at..at + 4])?).into())
-                };
-                let length = word(2).checked_sub(Ipv4::LENGTH);
-                (header[9], address(12)?, address(16)?, length)
-            }
-            Family::V6 => {
-                ensure!(header[0] >> 4 == 6, "no IPv6 header");
-                let address = |at: usize| -> Result<IpAddr> {
-                    Ok(Ipv6Addr::from(<[u8; 16]>::try_from(&header[at..at + 16])?).into())
-                };
-                (header[6], address(8)?, address(24)?, Some(word(4)))
-            }
-        };
+        match family {
+            Family::V4 => Self::read_v4(bytes),
+            Family::V6 => Self::read_v6(bytes),
+        }
+    }
+
+    fn read_v4(bytes: &'a [u8]) -> Result<Self> {
+        let header = Ipv4::ref_from_prefix(bytes).ok();
+        let (header, payload) = header.context("a short IPv4 header")?;
+        ensure!(header.version_ihl == 0x45, "no IPv4 header without options");
+        let sum = Sum::ZERO.add_bytes(header.as_bytes());
+        ensure!(sum.is_valid(), "the checksum of an IPv4 header is wrong");
+        let length = usize::from(u16::from_be_bytes(header.total_length));
+        let length = length.checked_sub(Ipv4::LENGTH);
         let payload = length.and_then(|length| payload.get(..length));
         Ok(Self {
-            protocol,
-            source,
-            destination,
-            payload: payload.context("an IP header with a wrong length")?,
+            protocol: header.protocol,
+            source: header.source.into(),
+            destination: header.destination.into(),
+            addresses: Sum::ZERO
+                .add_array(&header.source)
+                .add_array(&header.destination),
+            payload: payload.context("an IPv4 header with a wrong length")?,
         })
     }
-}
 
-fn pseudo_header(source: IpAddr, destination: IpAddr, protocol: u8, length: usize) -> Sum {
-    let length = u16::try_from(length).expect("frames are short");
-    match (source, destination) {
-        (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            pseudo_header_v4(&source.octets(), &destination.octets(), protocol, length)
-        }
-        (IpAddr::V6(source), IpAddr::V6(destination)) => pseudo_header_v6(
-            &source.octets(),
-            &destination.octets(),
-            protocol,
-            length.into(),
-        ),
-        _ => unreachable!("both ends are of one family"),
+    fn read_v6(bytes: &'a [u8]) -> Result<Self> {
+        let header = Ipv6::ref_from_prefix(bytes).ok();
+        let (header, payload) = header.context("a short IPv6 header")?;
+        ensure!(header.class_label[0] >> 4 == 6, "no IPv6 header");
+        let length = usize::from(u16::from_be_bytes(header.payload_length));
+        Ok(Self {
+            protocol: header.next_header,
+            source: header.source.into(),
+            destination: header.destination.into(),
+            addresses: Sum::ZERO
+                .add_array(&header.source)
+                .add_array(&header.destination),
+            payload: payload
+                .get(..length)
+                .context("an IPv6 header with a wrong length")?,
+        })
+    }
+
+    /// Tells whether the checksum of TCP or UDP is right.
+    fn is_intact(&self) -> bool {
+        let length = u16::try_from(self.payload.len()).expect("headers have 16 bits for it");
+        let pseudo_header = self.addresses.add_u16(self.protocol.into()).add_u16(length);
+        pseudo_header.add_bytes(self.payload).is_valid()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::datapath::{frames, paths};
 
     const MACS: [u8; 12] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
 
-    fn cases() -> impl Iterator<Item = Case> {
-        let of = |family| {
-            Protocol::ALL.map(|protocol| Case {
-                family,
-                protocol,
-                services: 1_000,
-            })
-        };
-        Family::ALL.into_iter().flat_map(of)
+    /// Returns the frames of a flow, with their families and ends.
+    fn frames_of(flow: u16) -> Vec<(Family, [SocketAddr; 2], [u8; LISTED_LENGTH])> {
+        let mut all = Vec::new();
+        for (family, from, to) in [
+            (Family::V4, "10.0.0.3:33000", "198.51.100.1:80"),
+            (Family::V6, "[2001:db8:2::3]:33000", "[2001:db8:1::1]:80"),
+        ] {
+            let ends = [from, to].map(|end| end.parse().unwrap());
+            for protocol in Protocol::ALL {
+                let macs = MACS;
+                let framing = Framing { macs, protocol };
+                for stage in [Stage::First, Stage::Answer, Stage::Later] {
+                    all.push((family, ends, frame(framing, ends, flow, stage)));
+                }
+            }
+        }
+        all
     }
 
     #[test]
     fn frames_have_right_checksums_and_say_their_flow() {
-        for case in cases() {
-            for flow in [0, 1, 77, 6_999] {
-                let seen = read(&frame(MACS, case, flow, Stage::Later), case.family);
-                let seen = seen.unwrap().unwrap();
-                assert_eq!((seen.source, seen.destination), case.ends_of(flow));
-                assert_eq!((u32::from(seen.flow), seen.outer), (flow, None));
+        for flow in [0, 77, 6_999] {
+            for (family, [source, destination], frame) in frames_of(flow) {
+                let expected = Seen {
+                    outer: None,
+                    source,
+                    destination,
+                    flow,
+                };
+                assert_eq!(read(&frame, family).unwrap(), Some(expected));
             }
         }
     }
 
     #[test]
     fn a_changed_byte_of_a_packet_is_found() {
-        for case in cases() {
-            let intact = frame(MACS, case, 5, Stage::Later);
+        for (family, _, intact) in frames_of(5) {
             for at in Ethernet::LENGTH..LISTED_LENGTH {
                 let mut changed = intact;
                 changed[at] ^= 1;
-                let before = read(&intact, case.family).unwrap();
-                let after = read(&changed, case.family);
+                let before = read(&intact, family).unwrap();
+                let after = read(&changed, family);
                 // IPv6 has no checksum over the first bytes and the hop limit of its header.
-                let is_free = case.family == Family::V6 && [14, 15, 16, 17, 21].contains(&at);
+                let is_free = family == Family::V6 && [14, 15, 16, 17, 21].contains(&at);
                 assert_eq!(after.is_ok_and(|after| after == before), is_free, "{at}");
             }
         }
@@ -253,36 +235,17 @@ mod tests {
 
     #[test]
     fn an_outer_header_and_a_trailer_are_seen_through() {
-        for case in cases() {
-            let inner = frame(MACS, case, 9, Stage::Later);
-            let node = frames::node(case.family, 1);
-            let client = case.ends_of(9).0.ip();
-            let number = match case.family {
+        for (family, [client, _], inner) in frames_of(9) {
+            let node = frames::node(family, 1);
+            let number = match family {
                 Family::V4 => protocol::IPV4,
                 Family::V6 => protocol::IPV6,
             };
-            let mut bytes = inner[..Ethernet::LENGTH].to_vec();
-            let length = LISTED_LENGTH - Ethernet::LENGTH;
-            bytes.extend(paths::ip_header(number, length, client, node));
-            bytes.extend(&inner[Ethernet::LENGTH..]);
-            bytes.extend([0xff; 3]);
-            let seen = read(&bytes, case.family).unwrap().unwrap();
+            let (ethernet, packet) = inner.split_at(Ethernet::LENGTH);
+            let outer = paths::ip_header(number, packet.len(), client.ip(), node);
+            let frame = [ethernet, &outer, packet, &[0xff; 3]].concat();
+            let seen = read(&frame, family).unwrap().unwrap();
             assert_eq!((seen.outer, seen.flow), (Some(node), 9));
-        }
-    }
-
-    #[test]
-    fn an_answer_goes_back() {
-        for case in cases() {
-            for stage in [Stage::First, Stage::Later] {
-                let asked = frame(MACS, case, 3, stage);
-                let answered = answer(&asked);
-                let seen = read(&answered, case.family).unwrap().unwrap();
-                let (client, service) = case.ends_of(3);
-                assert_eq!((seen.source, seen.destination), (service, client));
-                let is_syn = (case.protocol, stage) == (Protocol::Tcp, Stage::First);
-                assert_eq!(answer(&answered) == asked, !is_syn);
-            }
         }
     }
 }

@@ -12,16 +12,16 @@ use lab::{
     kubernetes::{ControlPlane, ProxyMode},
     output,
 };
-use serde_json::{Value, json};
 
 use super::{backends, service};
 use crate::{
     control::writer,
     datapath::{
         frames::{Family, PORT, Protocol},
-        report::lower,
         tables::TARGET_PORT,
     },
+    scenario::AddressFamily,
+    wire::kube_proxy::Service,
 };
 
 /// The kinds of files, by their ends.
@@ -29,15 +29,12 @@ pub(super) const NFT: &str = "nft";
 pub(super) const IPTABLES_V4: &str = "iptables";
 pub(super) const IPTABLES_V6: &str = "ip6tables";
 
-/// The namespace of all Services.
-const NAMESPACE: &str = "default";
-
 /// Returns the name of the file with the rules of so many Services.
 pub(super) fn file_name(protocol: Protocol, services: u32, kind: &str) -> String {
-    format!("{}-{services}.{kind}", lower(protocol))
+    format!("{protocol}-{services}.{kind}")
 }
 
-/// Writes the rules of so many Services of one protocol, of both modes, into a directory.
+/// Writes the rules of so many Services of one protocol, of both modes, into a directory, unless they are there.
 ///
 /// # Errors
 ///
@@ -48,17 +45,17 @@ pub fn take(
     services: u32,
     progress: &(dyn Fn(&str) + Sync),
 ) -> Result<()> {
+    let file = |kind| directory.join(file_name(protocol, services, kind));
+    if [NFT, IPTABLES_V4, IPTABLES_V6]
+        .iter()
+        .all(|kind| file(kind).exists())
+    {
+        return Ok(());
+    }
     let net = Topology::builder().edges(2).build()?;
     let cluster = ControlPlane::start()?;
     let gateway = writer::serve(&cluster)?;
-    let write = |writer: &mut writer::Writer, number| {
-        writer.create_service(&object(protocol, number), &status(number))?;
-        for family in Family::ALL {
-            let slice = slice(protocol, number, family);
-            writer.create(&writer::slices(NAMESPACE), &slice)?;
-        }
-        Ok(())
-    };
+    let write = |writer: &mut _, number| service_of(protocol, number).write(writer);
     let fill = || writer::write_all(services, progress, write);
     (cluster.machine().run(fill)).context("writing Services to the API server")?;
     drop(gateway);
@@ -78,9 +75,8 @@ pub fn take(
         };
         for (program, arguments, kind) in sources {
             let rules = output(machine.command(program).args(*arguments))?;
-            let file = directory.join(file_name(protocol, services, kind));
-            fs::write(&file, without_accounting(&rules))
-                .with_context(|| format!("writing {}", file.display()))?;
+            fs::write(file(kind), without_accounting(&rules))
+                .with_context(|| format!("writing {}", file(kind).display()))?;
         }
     }
     Ok(())
@@ -100,53 +96,19 @@ fn without_accounting(rules: &str) -> String {
     rules.lines().map(without).collect()
 }
 
-fn name(number: u32) -> String {
-    format!("bench-{number}")
-}
-
-fn object(protocol: Protocol, number: u32) -> Value {
-    json!({
-        "apiVersion": "v1", "kind": "Service", "metadata": {"name": name(number)},
-        "spec": {
-            // NodePorts are too few for as many Services.
-            "type": "LoadBalancer", "allocateLoadBalancerNodePorts": false,
-            "loadBalancerClass": "guideway.dev/bench",
-            "ipFamilyPolicy": "RequireDualStack",
-            "ports": [{"protocol": upper(protocol), "port": PORT, "targetPort": TARGET_PORT}],
-        },
-    })
-}
-
-fn status(number: u32) -> Value {
-    let ingress = Family::ALL.map(|family| json!({"ip": service(family, number), "ipMode": "VIP"}));
-    json!({"loadBalancer": {"ingress": ingress}})
-}
-
-fn slice(protocol: Protocol, number: u32, family: Family) -> Value {
-    let endpoints = backends(family).map(|address| {
-        json!({
-            "addresses": [address],
-            "conditions": {"ready": true, "serving": true, "terminating": false},
-        })
-    });
-    let kind = match family {
-        Family::V4 => "IPv4",
-        Family::V6 => "IPv6",
+fn service_of(protocol: Protocol, number: u32) -> Service {
+    let backends = |family| match family {
+        Family::V4 => (AddressFamily::Ipv4, backends(family).to_vec()),
+        Family::V6 => (AddressFamily::Ipv6, backends(family).to_vec()),
     };
-    json!({
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-        "metadata": {
-            "name": format!("{}-{}", name(number), lower(family)),
-            "labels": {"kubernetes.io/service-name": name(number)},
-        },
-        "addressType": kind,
-        "ports": [{"name": "", "protocol": upper(protocol), "port": TARGET_PORT}],
-        "endpoints": endpoints,
-    })
-}
-
-fn upper(protocol: Protocol) -> String {
-    lower(protocol).to_uppercase()
+    Service {
+        name: format!("bench-{number}"),
+        vips: Family::ALL.map(|family| service(family, number)).to_vec(),
+        protocols: vec![protocol],
+        port: PORT,
+        backends: Family::ALL.map(backends).to_vec(),
+        target: TARGET_PORT,
+    }
 }
 
 #[cfg(test)]

@@ -1,16 +1,18 @@
 //! The table of the counted rows in the documentation.
 
-use super::{Balancer, COUNTED, Flows, Row};
-use crate::datapath::{
-    frames::{Family, Protocol},
-    report::lower,
+use super::{Balancer, Flows, Row, each_size};
+use crate::{
+    datapath::frames::{Family, Protocol},
+    stats::{Spread, median},
 };
 
-/// The most that Guideway may take of what another balancer takes.
+/// The most that Guideway may take of what another balancer takes, by IPIP.
 const BARS: [(Balancer, f64); 2] = [
     (Balancer::KubeProxyNftables, 0.35),
     (Balancer::IpvsIpip, 0.5),
 ];
+/// How far boots of the counting machine may differ.
+const AGREEMENT: f64 = 0.005;
 
 /// The columns.
 const COLUMNS: [(Family, Flows); 4] = [
@@ -20,90 +22,136 @@ const COLUMNS: [(Family, Flows); 4] = [
     (Family::V6, Flows::New),
 ];
 
-/// Formats rows as tables in Markdown, with the shares that Guideway takes of other balancers' instructions by IPIP and
-/// by NAT, and what becomes of the bars.
-pub fn table(rows: &[Row]) -> String {
-    let mut text = String::new();
-    for protocol in Protocol::ALL {
-        let of_protocol = rows.iter().filter(|row| row.protocol == protocol);
-        let rows = Rows(of_protocol.collect());
-        if !rows.0.is_empty() {
-            rows.write(&lower(protocol).to_uppercase(), &mut text);
-        }
-    }
-    text
+/// What a figure is of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Cell {
+    protocol: Protocol,
+    balancer: Balancer,
+    services: u32,
+    column: (Family, Flows),
 }
 
-/// The rows of one protocol.
-struct Rows<'a>(Vec<&'a Row>);
+impl Row {
+    fn cell(&self) -> Cell {
+        Cell {
+            protocol: self.protocol,
+            balancer: self.balancer,
+            services: self.services,
+            column: (self.family, self.flows),
+        }
+    }
+}
 
-impl Rows<'_> {
-    fn write(&self, protocol: &str, text: &mut String) {
-        *text += &format!(
-            "| {protocol} | Services | IPv4, known flows | IPv4, new flows | IPv6, known flows | IPv6, new flows |\n\
-             |---|---|---|---|---|---|\n"
-        );
-        for (balancer, sizes) in COUNTED {
-            for &services in sizes {
-                let cells = COLUMNS.map(|column| self.cell(balancer, services, column));
-                if cells.iter().any(Option::is_some) {
-                    let cells = cells.map(|cell| cell.unwrap_or_default()).join(" | ");
-                    *text += &format!("| `{}` | {services} | {cells} |\n", balancer.name());
-                }
+/// Formats rows of several boots as tables in Markdown, with the shares that Guideway takes of other balancers'
+/// instructions by IPIP and by NAT, and what becomes of the bars.
+pub fn table(rows: &[Row]) -> String {
+    let table = Table(rows);
+    let mut text: String = Protocol::ALL.map(|protocol| table.of(protocol)).concat();
+    for (balancer, bar) in BARS {
+        if let Some(worst) = table.worst(balancer) {
+            text += &format!(
+                "- By IPIP, Guideway takes at most {worst:.2} of the instructions of `{}` (bar: {bar}, {}).\n",
+                balancer.name(),
+                verdict(worst, bar),
+            );
+        }
+    }
+    text + &table.agreement()
+}
+
+fn verdict(worst: f64, bar: f64) -> &'static str {
+    if worst <= bar { "kept" } else { "not kept" }
+}
+
+struct Table<'a>(&'a [Row]);
+
+impl Table<'_> {
+    /// Formats the table of a protocol; nothing if it was not counted.
+    fn of(&self, protocol: Protocol) -> String {
+        let mut lines = String::new();
+        for (balancer, services) in each_size() {
+            let cells = COLUMNS.map(|column| {
+                self.text(Cell {
+                    protocol,
+                    balancer,
+                    services,
+                    column,
+                })
+            });
+            if cells.iter().any(Option::is_some) {
+                let cells = cells.map(Option::unwrap_or_default).join(" | ");
+                lines += &format!("| `{}` | {services} | {cells} |\n", balancer.name());
             }
         }
-        for (balancer, bar) in BARS {
-            if let Some(worst) = self.worst(balancer) {
-                let verdict = if worst <= bar { "kept" } else { "not kept" };
-                *text += &format!(
-                    "\n{protocol}, bar: by IPIP, Guideway takes at most {bar} of the instructions of `{}`. The highest \
-                     share is {worst:.2}: {verdict}.\n",
-                    balancer.name()
-                );
-            }
+        if lines.is_empty() {
+            return lines;
         }
-        *text += "\n";
+        format!(
+            "| {} | Services | IPv4, known flows | IPv4, new flows | IPv6, known flows | IPv6, new flows |\n\
+             |---|---|---|---|---|---|\n{lines}\n",
+            protocol.to_string().to_uppercase()
+        )
     }
 
-    fn instructions(
-        &self,
-        balancer: Balancer,
-        services: u32,
-        (family, flows): (Family, Flows),
-    ) -> Option<f64> {
-        let wanted = (balancer, services, family, flows);
-        let is_wanted = |row: &&&Row| (row.balancer, row.services, row.family, row.flows) == wanted;
-        self.0.iter().find(is_wanted).map(|row| row.instructions)
+    /// Returns the instructions of each boot.
+    fn boots(&self, cell: Cell) -> Vec<f64> {
+        let rows = self.0.iter().filter(|row| row.cell() == cell);
+        rows.map(Row::instructions).collect()
+    }
+
+    fn instructions(&self, cell: Cell) -> Option<f64> {
+        let boots = self.boots(cell);
+        (!boots.is_empty()).then(|| median(&boots))
     }
 
     /// Returns what Guideway takes of another balancer's instructions, in one of its own modes.
-    fn share(
-        &self,
-        ours: Balancer,
-        balancer: Balancer,
-        services: u32,
-        column: (Family, Flows),
-    ) -> Option<f64> {
-        let theirs = self.instructions(balancer, services, column)?;
-        Some(self.instructions(ours, services, column)? / theirs)
+    fn share(&self, ours: Balancer, cell: Cell) -> Option<f64> {
+        let balancer = ours;
+        let ours = self.instructions(Cell { balancer, ..cell })?;
+        Some(ours / self.instructions(cell)?)
     }
 
-    fn cell(&self, balancer: Balancer, services: u32, column: (Family, Flows)) -> Option<String> {
-        let share = |ours| self.share(ours, balancer, services, column);
+    fn text(&self, cell: Cell) -> Option<String> {
+        let instructions = self.instructions(cell)?;
+        let share = |ours| self.share(ours, cell);
         let shares = share(Balancer::OursIpip).zip(share(Balancer::OursNat));
-        let shares = shares.filter(|_| balancer > Balancer::OursNat);
+        let shares = shares.filter(|_| cell.balancer > Balancer::OursNat);
         let shares = shares.map(|(ipip, nat)| format!(" ({ipip:.2}, {nat:.2})"));
-        let instructions = self.instructions(balancer, services, column)?;
         Some(format!("{instructions:.0}{}", shares.unwrap_or_default()))
     }
 
     /// Returns the highest share that Guideway takes by IPIP.
     fn worst(&self, balancer: Balancer) -> Option<f64> {
-        let (_, sizes) = COUNTED.iter().find(|(counted, _)| *counted == balancer)?;
-        let share = |services: &u32| {
-            COLUMNS.map(|column| self.share(Balancer::OursIpip, balancer, *services, column))
+        let rows = self.0.iter().filter(|row| row.balancer == balancer);
+        let shares = rows.filter_map(|row| self.share(Balancer::OursIpip, row.cell()));
+        shares.reduce(f64::max)
+    }
+
+    /// Says how far the boots agree.
+    fn agreement(&self) -> String {
+        let difference = |row: &Row| {
+            let boots = self.boots(row.cell());
+            let Spread { min, max, .. } = Spread::of(&boots);
+            (boots.len(), (max - min) / median(&boots))
         };
-        sizes.iter().flat_map(share).flatten().reduce(f64::max)
+        let differences: Vec<(usize, f64)> = self.0.iter().map(difference).collect();
+        let Some(worst) = differences
+            .iter()
+            .map(|(_, difference)| *difference)
+            .reduce(f64::max)
+        else {
+            return String::new();
+        };
+        let fewest = differences.iter().map(|(boots, _)| *boots).min();
+        format!(
+            "- Counted on Linux {} on {}, in {} boots. They differ by at most {:.2} % (bar: {} %, {}).\n",
+            self.0[0].kernel,
+            self.0[0].date,
+            fewest.unwrap_or_default(),
+            100.0 * worst,
+            100.0 * AGREEMENT,
+            verdict(worst, AGREEMENT),
+        )
     }
 }
 
@@ -120,9 +168,8 @@ mod tests {
             family: Family::V4,
             protocol: Protocol::Udp,
             flows,
-            instructions,
-            range: [instructions; 2],
-            direct: 900.0,
+            trials: vec![900.0 + instructions, 0.0, 1e6],
+            direct: vec![900.0],
             kernel: "6.12".to_owned(),
             date: "2026-11-25".to_owned(),
         }
@@ -144,8 +191,8 @@ mod tests {
             "| UDP | Services | IPv4, known flows",
             "| `ours-ipip` | 1 | 1000 | 1000 |  |  |\n",
             "| `kube-proxy-nftables` | 1 | 4000 (0.25, 0.50) | 10000 (0.10, 0.30) |  |  |\n",
-            "0.35 of the instructions of `kube-proxy-nftables`. The highest share is 0.25: kept.",
-            "0.5 of the instructions of `ipvs-ipip`. The highest share is 0.53: not kept.",
+            "at most 0.25 of the instructions of `kube-proxy-nftables` (bar: 0.35, kept).",
+            "at most 0.53 of the instructions of `ipvs-ipip` (bar: 0.5, not kept).",
         ] {
             assert!(text.contains(expected), "{expected}\n{text}");
         }
@@ -153,6 +200,19 @@ mod tests {
             !text.contains("ipvs-nat") && !text.contains("TCP"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn boots_are_compared_and_their_median_is_shown() {
+        let boots = |counts: [f64; 3]| {
+            table(&counts.map(|count| row(Balancer::OursIpip, Flows::New, count)))
+        };
+        let text = boots([1_000.0, 1_004.0, 1_001.0]);
+        assert!(text.contains("| `ours-ipip` | 1 |  | 1001 |"), "{text}");
+        let expected = "Linux 6.12 on 2026-11-25, in 3 boots. They differ by at most 0.40 % (bar: 0.5 %, kept).";
+        assert!(text.contains(expected), "{text}");
+        let text = boots([1_000.0, 1_000.0, 1_010.0]);
+        assert!(text.contains("1.00 % (bar: 0.5 %, not kept)"), "{text}");
     }
 
     #[test]

@@ -56,7 +56,7 @@ const ESTABLISHED: u16 = 1_000;
 const FRAMES: u32 = 8_000;
 /// Frames of a trial with new flows: one of each. They are few, because kube-proxy goes through thousands of rules for
 /// each of them in one of its modes.
-const NEW: u16 = 2_000;
+const NEW: u16 = 4_000;
 /// Trials. Their median is not affected by a single one in which the kernel did other work.
 const TRIALS: u16 = 3;
 /// Number of backends of a Service.
@@ -133,8 +133,8 @@ impl Balancer {
     /// Returns where frames that it lets through are counted.
     const fn sink(self) -> Sink {
         match self {
-            Self::Null | Self::OursIpip | Self::OursNat => Sink::Near,
-            _ => Sink::NearOfStack,
+            Self::IpvsIpip => Sink::NearOfStack,
+            _ => Sink::Near,
         }
     }
 
@@ -225,8 +225,8 @@ fn backends(family: Family) -> [IpAddr; BACKENDS as usize] {
     })
 }
 
-/// Counts all balancers, with kube-proxy's rules from a directory; sizes whose rules it lacks are left out. Each row is
-/// passed to `found` at once, because counting takes minutes.
+/// Counts all balancers, with those numbers of Services whose rules a directory has. Each row is passed to `found` at
+/// once, because counting takes minutes.
 ///
 /// # Errors
 ///
@@ -238,16 +238,16 @@ pub fn count(rules: &Path, found: impl Fn(&Row)) -> Result<()> {
     let mut ours = Ours::load()?;
     for protocol in Protocol::ALL {
         let direct = count_direct(protocol).context("the direct wire")?;
-        for (balancer, services) in each_size() {
+        let has_rules = |(_, services): &(Balancer, u32)| {
+            rules::files(rules, protocol, *services).all(|file| file.exists())
+        };
+        for (balancer, services) in each_size().filter(has_rules) {
             let edge = Edge {
                 balancer,
                 services,
                 protocol,
                 rules,
             };
-            if !edge.has_rules() {
-                continue;
-            }
             let counted = count_edge(edge, &mut ours);
             let counted = counted.with_context(|| format!("{} x {services}", balancer.name()))?;
             for (counted, direct) in counted.into_iter().zip(&direct) {

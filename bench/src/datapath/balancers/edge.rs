@@ -37,11 +37,6 @@ pub(super) struct Edge<'a> {
 }
 
 impl Edge<'_> {
-    /// Returns whether there are rules of this size, if it takes rules.
-    pub(super) fn has_rules(self) -> bool {
-        self.rule_files().iter().all(|(_, file)| file.exists())
-    }
-
     /// Returns the programs that load rules, and their files.
     fn rule_files(self) -> Vec<(&'static str, PathBuf)> {
         let file = |kind| {

@@ -4,7 +4,10 @@
 //! They are taken on one machine and loaded on another, because kube-proxy and its API server are too much for an
 //! emulated one.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result};
 use lab::{
@@ -34,6 +37,16 @@ pub(super) fn file_name(protocol: Protocol, services: u32, kind: &str) -> String
     format!("{protocol}-{services}.{kind}")
 }
 
+/// Returns the files with the rules of so many Services, of both modes.
+pub(super) fn files(
+    directory: &Path,
+    protocol: Protocol,
+    services: u32,
+) -> impl Iterator<Item = PathBuf> {
+    let file = move |kind| directory.join(file_name(protocol, services, kind));
+    [NFT, IPTABLES_V4, IPTABLES_V6].into_iter().map(file)
+}
+
 /// Writes the rules of so many Services of one protocol, of both modes, into a directory, unless they are there.
 ///
 /// # Errors
@@ -45,11 +58,7 @@ pub fn take(
     services: u32,
     progress: &(dyn Fn(&str) + Sync),
 ) -> Result<()> {
-    let file = |kind| directory.join(file_name(protocol, services, kind));
-    if [NFT, IPTABLES_V4, IPTABLES_V6]
-        .iter()
-        .all(|kind| file(kind).exists())
-    {
+    if files(directory, protocol, services).all(|file| file.exists()) {
         return Ok(());
     }
     let net = Topology::builder().edges(2).build()?;
@@ -75,8 +84,9 @@ pub fn take(
         };
         for (program, arguments, kind) in sources {
             let rules = output(machine.command(program).args(*arguments))?;
-            fs::write(file(kind), without_accounting(&rules))
-                .with_context(|| format!("writing {}", file(kind).display()))?;
+            let file = directory.join(file_name(protocol, services, kind));
+            fs::write(&file, without_accounting(&rules))
+                .with_context(|| format!("writing {}", file.display()))?;
         }
     }
     Ok(())

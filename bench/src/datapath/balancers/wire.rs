@@ -31,6 +31,8 @@ use crate::{
 pub(super) const LISTED: u16 = ESTABLISHED + TRIALS * NEW;
 /// How long a frame that is sent alone may take, and all frames of a trial.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+/// Time between two ticks of the kernel's clock, which come at multiples of it (`CONFIG_HZ=250`).
+const TICK: Duration = Duration::from_millis(4);
 /// Without a frame for so long, the machine is quiet.
 const QUIET: Duration = Duration::from_secs(2);
 /// How long it may take until it is.
@@ -45,9 +47,10 @@ const GATEWAY: u8 = 99;
 pub(super) enum Sink {
     /// At the balancer's end of the wire, in its place.
     Far,
-    /// At the generator's end, for frames that an XDP program sends back.
+    /// At the generator's end.
     Near,
-    /// There too, for packets of the stack, which XDP programs at a veth take longer for.
+    /// There too, for packets to which the stack has added a header: a TC program, because veth would copy them for an
+    /// XDP program, which wants the room that the header has taken.
     NearOfStack,
 }
 
@@ -230,6 +233,9 @@ impl Wire {
                 attrs: TestRunAttrs::new().xdp_live_frames(BATCH),
                 ..TestRunOptions::default()
             };
+            // Trials of one length have the same number of ticks if they begin at the same distance from one.
+            let tick = u64::try_from(TICK.as_nanos())?;
+            thread::sleep(Duration::from_nanos(tick - now_ns() % tick) + TICK / 8);
             let began = now_ns();
             generator.test_run(options).context("sending live frames")?;
             loop {

@@ -63,6 +63,12 @@ fn verdict(worst: f64, bar: f64) -> &'static str {
     if worst <= bar { "kept" } else { "not kept" }
 }
 
+/// Formats a share to two digits that tell something.
+fn short(share: f64) -> String {
+    let digits = if share < 0.1 { 3 } else { 2 };
+    format!("{share:.digits$}")
+}
+
 struct Table<'a>(&'a [Row]);
 
 impl Table<'_> {
@@ -116,7 +122,7 @@ impl Table<'_> {
         let share = |ours| self.share(ours, cell);
         let shares = share(Balancer::OursIpip).zip(share(Balancer::OursNat));
         let shares = shares.filter(|_| cell.balancer > Balancer::OursNat);
-        let shares = shares.map(|(ipip, nat)| format!(" ({ipip:.2}, {nat:.2})"));
+        let shares = shares.map(|(ipip, nat)| format!(" ({}, {})", short(ipip), short(nat)));
         Some(format!("{instructions:.0}{}", shares.unwrap_or_default()))
     }
 
@@ -129,28 +135,31 @@ impl Table<'_> {
 
     /// Says how far the boots agree.
     fn agreement(&self) -> String {
-        let difference = |row: &Row| {
-            let boots = self.boots(row.cell());
-            let Spread { min, max, .. } = Spread::of(&boots);
-            (boots.len(), (max - min) / median(&boots))
-        };
-        let differences: Vec<(usize, f64)> = self.0.iter().map(difference).collect();
-        let Some(worst) = differences
-            .iter()
-            .map(|(_, difference)| *difference)
-            .reduce(f64::max)
-        else {
+        let Some(Row { kernel, date, .. }) = self.0.first() else {
             return String::new();
         };
-        let fewest = differences.iter().map(|(boots, _)| *boots).min();
+        let mut cells: Vec<Cell> = Vec::new();
+        for cell in self.0.iter().map(Row::cell) {
+            if !cells.contains(&cell) {
+                cells.push(cell);
+            }
+        }
+        let fewest = cells.iter().map(|cell| self.boots(*cell).len()).min();
+        let difference = |cell: &Cell| {
+            let boots = self.boots(*cell);
+            let Spread { min, max, .. } = Spread::of(&boots);
+            (max - min) / median(&boots)
+        };
+        let differences: Vec<f64> = cells.iter().map(difference).collect();
+        let agree = differences.iter().filter(|one| **one <= AGREEMENT).count();
+        let worst = differences.iter().copied().fold(0.0, f64::max);
         format!(
-            "- Counted on Linux {} on {}, in {} boots. They differ by at most {:.2} % (bar: {} %, {}).\n",
-            self.0[0].kernel,
-            self.0[0].date,
+            "- Counted on Linux {kernel} on {date}, in {} boots: {agree} of {} figures agree within {} % (the bar), all \
+             within {:.2} %.\n\n",
             fewest.unwrap_or_default(),
-            100.0 * worst,
+            cells.len(),
             100.0 * AGREEMENT,
-            verdict(worst, AGREEMENT),
+            100.0 * worst,
         )
     }
 }
@@ -183,14 +192,14 @@ mod tests {
             row(Balancer::KubeProxyNftables, Flows::Established, 4_000.0),
             row(Balancer::OursIpip, Flows::New, 1_000.0),
             row(Balancer::OursNat, Flows::New, 3_000.0),
-            row(Balancer::KubeProxyNftables, Flows::New, 10_000.0),
+            row(Balancer::KubeProxyNftables, Flows::New, 20_000.0),
             row(Balancer::IpvsIpip, Flows::New, 1_900.0),
         ];
         let text = table(&rows);
         for expected in [
             "| UDP | Services | IPv4, known flows",
             "| `ours-ipip` | 1 | 1000 | 1000 |  |  |\n",
-            "| `kube-proxy-nftables` | 1 | 4000 (0.25, 0.50) | 10000 (0.10, 0.30) |  |  |\n",
+            "| `kube-proxy-nftables` | 1 | 4000 (0.25, 0.50) | 20000 (0.050, 0.15) |  |  |\n",
             "at most 0.25 of the instructions of `kube-proxy-nftables` (bar: 0.35, kept).",
             "at most 0.53 of the instructions of `ipvs-ipip` (bar: 0.5, not kept).",
         ] {
@@ -209,10 +218,11 @@ mod tests {
         };
         let text = boots([1_000.0, 1_004.0, 1_001.0]);
         assert!(text.contains("| `ours-ipip` | 1 |  | 1001 |"), "{text}");
-        let expected = "Linux 6.12 on 2026-11-25, in 3 boots. They differ by at most 0.40 % (bar: 0.5 %, kept).";
+        let expected = "Linux 6.12 on 2026-11-25, in 3 boots: 1 of 1 figures agree within 0.5 % (the bar), all within 0.40 %.";
         assert!(text.contains(expected), "{text}");
         let text = boots([1_000.0, 1_000.0, 1_010.0]);
-        assert!(text.contains("1.00 % (bar: 0.5 %, not kept)"), "{text}");
+        let expected = "0 of 1 figures agree within 0.5 % (the bar), all within 1.00 %";
+        assert!(text.contains(expected), "{text}");
     }
 
     #[test]

@@ -176,8 +176,23 @@ report:
 	$(BENCH) verify $(RESULT)/report.html
 	test $$(wc -c < $(RESULT)/report.html) -le 2000000
 
-# Instructions of a packet on each way, counted by an emulated machine: they repeat where times do not.
+# Instructions of a packet on each way of ours, and at other load balancers, counted by an emulated machine: they repeat
+# where times do not. kube-proxy's rules are taken from one that runs, for each number of SERVICES, and kept. The
+# balancers are counted in several boots, which must agree.
+instructions: SERVICES ?= 1 1000
+instructions: BUILT = $${CARGO_TARGET_DIR:-target}/release/examples
+instructions: RULES = $${CARGO_TARGET_DIR:-target}/kube-proxy-rules
+instructions: ROWS = $${CARGO_TARGET_DIR:-target}/balancers.jsonl
 instructions:
 	@deploy/setup.sh test
-	cargo build --release --locked --package bench --example instructions
-	GUIDEWAY_MATRIX_ICOUNT=1 deploy/kernel-matrix/run.sh $${CARGO_TARGET_DIR:-target}/release/examples/instructions
+	cargo build --release --locked --package bench --example instructions --example balancers --example kube_proxy_rules
+	GUIDEWAY_MATRIX_ICOUNT=1 deploy/kernel-matrix/run.sh $(BUILT)/instructions
+	$(SUDO) $(BUILT)/kube_proxy_rules $(RULES) $(SERVICES)
+	rm -f $(ROWS)
+	for boot in 1 2 3; do \
+		GUIDEWAY_MATRIX_ICOUNT=1 GUIDEWAY_MATRIX_FILES=$(RULES) deploy/kernel-matrix/run.sh $(BUILT)/balancers \
+			>$(ROWS).log || { cat $(ROWS).log; exit 1; }; \
+		grep '^{"balancer"' $(ROWS).log >>$(ROWS) || exit; \
+	done
+	cp $(ROWS) bench/balancers.jsonl
+	$(MAKE) reference

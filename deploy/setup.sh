@@ -349,6 +349,8 @@ runtime() {
         want /usr/share/keyrings/debian-archive-keyring.gpg debian-archive-keyring
         want xz xz-utils
         want iptables iptables
+        want ipvsadm ipvsadm
+        want /etc/protocols netbase
         want openssl openssl
         if ! have promtool; then
             want prometheus prometheus

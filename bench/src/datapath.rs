@@ -51,6 +51,7 @@
 //! inconclusive.
 
 pub mod against;
+pub mod balancers;
 pub(crate) mod frames;
 pub mod instructions;
 mod paths;

@@ -20,7 +20,7 @@ mod drops;
 mod events;
 mod flows;
 mod guideway;
-mod kube_proxy;
+pub(crate) mod kube_proxy;
 mod live;
 mod planned;
 

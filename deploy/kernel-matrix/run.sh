@@ -8,14 +8,17 @@
 #
 # Without arguments the payloads are fastpath's examples `verify` and `egress`,
 # its packet cases and, for the newest kernel, control's end-to-end tests over
-# devices that the running kernel may lack. Kernels are Debian's, unpacked into
+# devices that the running kernel may lack. One machine more has a clock that counts
+# instructions as nanoseconds, so that no busy host makes anything late there: bench's
+# test of times. Kernels are Debian's, unpacked into
 # the user's cache and not installed; GUIDEWAY_MATRIX_REFRESH=1 looks for newer
 # ones. They come from the Debian mirror that apt knows, or GUIDEWAY_DEBIAN_MIRROR:
 # where there is neither, as on Ubuntu, the matrix is skipped with a word, and with
 # GUIDEWAY_CI=1 that is a failure.
 #
 # With GUIDEWAY_MATRIX_ICOUNT=1, there is one machine, with the newest kernel, one CPU and a
-# clock that counts instructions as nanoseconds, and all that payloads print is shown.
+# clock that counts instructions as nanoseconds. It has other load balancers too, and all that
+# payloads print is shown. They find the directory GUIDEWAY_MATRIX_FILES, if given, as /files.
 set -eu
 # The messages of apt and others are read.
 export LC_ALL=C
@@ -28,8 +31,15 @@ PATH="$PATH:/usr/sbin:/sbin"
 CACHE="${XDG_CACHE_HOME:-$HOME/.cache}/guideway/kernel-matrix"
 KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 # What payloads may use beyond the kernel's own parts.
-MODULES="veth bridge 8021q bonding ipip sit ip6_tunnel sctp sch_ingress cls_bpf nft_chain_nat nft_masq"
-PROGRAMS="bridge ip nft"
+MODULES="veth bridge 8021q bonding ipip sit ip6_tunnel sctp sch_ingress sch_netem cls_bpf nft_chain_nat nft_masq"
+PROGRAMS="bridge ip nft tc"
+if [ -n "${GUIDEWAY_MATRIX_ICOUNT:-}" ]; then
+    # What IPVS and kube-proxy's rules need: nothing loads a module there when it is asked for.
+    MODULES="$MODULES ip_vs ip_vs_rr nft_compat nft_ct nft_fib_inet nft_hash nft_limit nft_log nft_nat nft_numgen
+        nft_reject_inet nft_reject_ipv4 nft_reject_ipv6 xt_MASQUERADE xt_addrtype xt_comment xt_conntrack xt_mark
+        xt_nat xt_statistic xt_tcpudp ipt_REJECT ip6t_REJECT"
+    PROGRAMS="$PROGRAMS iptables-restore ip6tables-restore ipvsadm"
+fi
 TARGET="${CARGO_TARGET_DIR:-$PWD/target}"
 # What they look for where it was built.
 BUILT="$TARGET/debug/guideway"
@@ -145,18 +155,20 @@ busybox() {
 
 ## The initramfs
 
-# Leaves the executables to run in $payloads, and those for the newest kernel in $newest.
+# Leaves the executables to run in $payloads, those for the newest kernel in $newest, and those that
+# take times in $timed.
 # Of the whole workspace, as `cargo test` builds it: with a package's own choice of
 # features, cargo would build what they depend on once more.
 default_payloads() {
     cargo build --locked --workspace --example verify --example egress
-    cargo test --locked --workspace --test packets --test devices --no-run 2>"$work/cargo" || {
+    cargo test --locked --workspace --test packets --test devices --test netem --no-run 2>"$work/cargo" || {
         cat "$work/cargo" >&2
         die "the test programs cannot be built"
     }
     cat "$work/cargo"
     payloads="$TARGET/debug/examples/verify $TARGET/debug/examples/egress $(executable packets)"
     newest=$(executable devices)
+    timed=$(executable netem)
     [ -x "$BUILT" ] || die "cargo has not built $BUILT, which the tests start"
 }
 
@@ -191,6 +203,19 @@ initramfs() {
     for program in $PROGRAMS; do
         copy_program "$(command -v "$program")" "$root/bin"
     done
+    if [ -n "${GUIDEWAY_MATRIX_ICOUNT:-}" ]; then
+        # Plug-ins of iptables, and the names that it and nft know protocols by.
+        for path in /usr/lib/*/xtables /etc/protocols; do
+            mkdir -p "$root${path%/*}"
+            cp -r "$path" "$root${path%/*}"
+        done
+        for plugin in /usr/lib/*/xtables/*.so; do
+            copy_libraries "$plugin"
+        done
+    fi
+    if [ -n "${GUIDEWAY_MATRIX_FILES:-}" ]; then
+        cp -r "$GUIDEWAY_MATRIX_FILES" "$root/files"
+    fi
     if [ -e "$BUILT" ]; then
         copy_program "$BUILT" "$root${BUILT%/*}"
     fi
@@ -240,7 +265,17 @@ copy_libraries() {
 
 ## The run
 
-# boot KERNEL: starts a machine.
+# start NAME KERNEL PAYLOAD...: starts a machine.
+start() {
+    machine="$work/$1"
+    mkdir "$machine"
+    shift
+    initramfs "$@"
+    boot "$1"
+    machines="$machines $machine"
+}
+
+# boot KERNEL
 boot() {
     # Emulated (tcg): nested KVM aborts on some hosts, and a boot takes seconds only.
     # One thread for both CPUs: with two, code that Linux patches (int3) was seen to trap late.
@@ -248,7 +283,7 @@ boot() {
     # -no-reboot: both `reboot` at the end of init and a panic end qemu.
     # nice: tests beside it watch the clock, and nobody watches a machine's.
     cpus="-smp 2"
-    [ -z "${GUIDEWAY_MATRIX_ICOUNT:-}" ] || cpus="-smp 1 -icount shift=0,sleep=off"
+    [ -z "$icount" ] || cpus="-smp 1 -icount shift=0,sleep=off"
     # shellcheck disable=SC2086 # options
     timeout "$DEADLINE_S" nice -n 5 qemu-system-x86_64 \
         -accel tcg,thread=single -cpu max $cpus -m 2G \
@@ -311,8 +346,10 @@ for entry in $MATRIX_KERNELS; do
     kernels="$kernels $kernel"
 done
 [ -n "$kernels" ] || die "MATRIX_KERNELS names no kernel"
-[ -z "${GUIDEWAY_MATRIX_ICOUNT:-}" ] || kernels=${kernels##* }
+icount=${GUIDEWAY_MATRIX_ICOUNT:-}
+[ -z "$icount" ] || kernels=${kernels##* }
 newest=
+timed=
 if [ $# -gt 0 ]; then
     payloads=$*
 else
@@ -321,13 +358,13 @@ fi
 machines=
 for kernel in $kernels; do
     [ "$kernel" != "${kernels##* }" ] || payloads="$payloads $newest"
-    machine="$work/${kernel##*/}"
-    mkdir "$machine"
     # shellcheck disable=SC2086 # a list of paths
-    initramfs "$kernel" $payloads
-    boot "$kernel"
-    machines="$machines $machine"
+    start "${kernel##*/}" "$kernel" $payloads
 done
+if [ -n "$timed" ]; then
+    icount=1
+    start "${kernel##*/}-icount" "$kernel" "$timed"
+fi
 printf '%-28s %8s  %s\n' kernel boot result >"$work/table"
 failed=0
 for machine in $machines; do

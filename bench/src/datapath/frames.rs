@@ -44,7 +44,7 @@ const SHORTEST: usize = 60;
 const LONGEST: usize = Ethernet::LENGTH + Ipv6::LENGTH + Tcp::LENGTH;
 
 /// Address family of client, VIP and backends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Family {
     /// IPv4 in IPv4.

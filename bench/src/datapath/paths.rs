@@ -125,7 +125,12 @@ pub(super) fn pattern(system: System, family: Family, protocol: Protocol) -> Opt
     })
 }
 
-fn ip_header(number: u8, payload: usize, source: IpAddr, destination: IpAddr) -> Vec<u8> {
+pub(super) fn ip_header(
+    number: u8,
+    payload: usize,
+    source: IpAddr,
+    destination: IpAddr,
+) -> Vec<u8> {
     match (source, destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             frames::ipv4_header(number, Ipv4::LENGTH + payload, source, destination)

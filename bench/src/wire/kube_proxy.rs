@@ -36,12 +36,19 @@ impl Cluster {
         let listing = &edges[0].2;
         let gateway = writer::serve(&control_plane)?;
         let write = |writer: &mut writer::Writer, number| {
-            writer.create_service(&service(listing, number), &status(&vips))?;
-            let mut slices = listing.families.iter();
-            slices.try_for_each(|&family| {
-                let slice = slice(listing, family, number, nodes);
-                writer.create(&writer::slices(NAMESPACE), &slice)
-            })
+            let of_family = |&family| {
+                let addresses = nodes.iter().map(|node| address_of(node, family));
+                (family, addresses.collect())
+            };
+            let service = Service {
+                name: format!("bench-{number}"),
+                vips: vips.clone(),
+                protocols: listing.protocols.clone(),
+                port: listing.port(number),
+                backends: listing.families.iter().map(of_family).collect(),
+                target: PORT,
+            };
+            service.write(writer)
         };
         let fill = || writer::write_all(listing.services, progress, write);
         (control_plane.machine().run(fill)).context("writing Services to the API server")?;
@@ -73,61 +80,84 @@ pub(super) fn prepare(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-fn name(number: u32) -> String {
-    format!("bench-{number}")
+/// A Service with its endpoints, as the API server has them.
+pub(crate) struct Service {
+    pub(crate) name: String,
+    /// The addresses of the load balancer.
+    pub(crate) vips: Vec<IpAddr>,
+    pub(crate) protocols: Vec<Protocol>,
+    pub(crate) port: u16,
+    /// The addresses of the endpoints, for each family of the Service.
+    pub(crate) backends: Vec<(AddressFamily, Vec<IpAddr>)>,
+    /// The endpoints' port.
+    pub(crate) target: u16,
 }
 
-fn service(listing: &Listing, number: u32) -> Value {
-    let families: Vec<&str> = listing.families.iter().copied().map(family_name).collect();
-    let policy = match families.len() {
-        1 => "SingleStack",
-        _ => "RequireDualStack",
-    };
-    let ports = listing.protocols.iter().map(|protocol| {
-        json!({
-            "name": protocol.to_string(), "protocol": upper(*protocol),
-            "port": listing.port(number), "targetPort": PORT,
+impl Service {
+    /// Creates the objects.
+    pub(crate) fn write(&self, writer: &mut writer::Writer) -> Result<()> {
+        writer.create_service(&self.object(), &self.status())?;
+        let mut slices = self.backends.iter();
+        slices.try_for_each(|(family, backends)| {
+            let slice = self.slice(*family, backends);
+            writer.create(&writer::slices(NAMESPACE), &slice)
         })
-    });
-    json!({
-        "apiVersion": "v1", "kind": "Service", "metadata": {"name": name(number)},
-        "spec": {
-            // NodePorts are too few for as many Services.
-            "type": "LoadBalancer", "allocateLoadBalancerNodePorts": false,
-            "loadBalancerClass": "guideway.dev/bench",
-            "ipFamilies": families, "ipFamilyPolicy": policy,
+    }
+
+    fn object(&self) -> Value {
+        let families = self.backends.iter().map(|(family, _)| family_name(*family));
+        let families: Vec<&str> = families.collect();
+        let policy = match families.len() {
+            1 => "SingleStack",
+            _ => "RequireDualStack",
+        };
+        let ports = self.protocols.iter().map(|protocol| {
+            json!({
+                "name": protocol.to_string(), "protocol": upper(*protocol),
+                "port": self.port, "targetPort": self.target,
+            })
+        });
+        json!({
+            "apiVersion": "v1", "kind": "Service", "metadata": {"name": self.name},
+            "spec": {
+                // NodePorts are too few for as many Services.
+                "type": "LoadBalancer", "allocateLoadBalancerNodePorts": false,
+                "loadBalancerClass": "guideway.dev/bench",
+                "ipFamilies": families, "ipFamilyPolicy": policy,
+                "ports": ports.collect::<Vec<_>>(),
+            },
+        })
+    }
+
+    fn status(&self) -> Value {
+        let vips = self.vips.iter();
+        let ingress = vips.map(|vip| json!({"ip": vip, "ipMode": "VIP"}));
+        json!({"loadBalancer": {"ingress": ingress.collect::<Vec<_>>()}})
+    }
+
+    fn slice(&self, family: AddressFamily, backends: &[IpAddr]) -> Value {
+        let endpoints = backends.iter().map(|address| {
+            json!({
+                "addresses": [address],
+                "conditions": {"ready": true, "serving": true, "terminating": false},
+            })
+        });
+        let ports = self.protocols.iter().map(|protocol| {
+            json!({
+                "name": protocol.to_string(), "protocol": upper(*protocol), "port": self.target,
+            })
+        });
+        json!({
+            "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {
+                "name": format!("{}-{family}", self.name),
+                "labels": {"kubernetes.io/service-name": self.name},
+            },
+            "addressType": family_name(family),
             "ports": ports.collect::<Vec<_>>(),
-        },
-    })
-}
-
-fn status(vips: &[IpAddr]) -> Value {
-    let ingress = vips
-        .iter()
-        .map(|vip| json!({"ip": vip.to_string(), "ipMode": "VIP"}));
-    json!({"loadBalancer": {"ingress": ingress.collect::<Vec<_>>()}})
-}
-
-fn slice(listing: &Listing, family: AddressFamily, number: u32, nodes: &[Machine]) -> Value {
-    let name = name(number);
-    let endpoints = nodes.iter().map(|node| {
-        json!({
-            "addresses": [address_of(node, family).to_string()],
-            "conditions": {"ready": true, "serving": true, "terminating": false},
+            "endpoints": endpoints.collect::<Vec<_>>(),
         })
-    });
-    let ports = listing.protocols.iter().map(|protocol| {
-        json!({"name": protocol.to_string(), "protocol": upper(*protocol), "port": PORT})
-    });
-    json!({
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-        "metadata": {
-            "name": format!("{name}-{family}"), "labels": {"kubernetes.io/service-name": name},
-        },
-        "addressType": family_name(family),
-        "ports": ports.collect::<Vec<_>>(),
-        "endpoints": endpoints.collect::<Vec<_>>(),
-    })
+    }
 }
 
 /// Returns the name that Kubernetes has for a family.

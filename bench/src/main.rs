@@ -20,7 +20,8 @@ use clap::{Parser, Subcommand};
 
 /// Measures Guideway.
 #[derive(Debug, Parser)]
-#[command(name = "guideway-bench", version)]
+// Lines stay whole: the scenario in the help of `run` is there to be copied.
+#[command(name = "guideway-bench", version, term_width = 0)]
 struct Cli {
     #[command(subcommand)]
     scenario: Scenario,

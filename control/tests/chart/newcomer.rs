@@ -18,7 +18,8 @@ use super::confined::Bundle;
 use super::page::manual;
 
 const GUIDEWAY: &str = env!("CARGO_BIN_EXE_guideway");
-const PATIENCE: Duration = Duration::from_secs(180);
+/// How long a busy machine may take.
+const PATIENCE: Duration = Duration::from_secs(600);
 /// How often the Node looks for pods.
 const PAUSE: Duration = Duration::from_millis(200);
 /// The router's address on the segment that the README's addresses are of.
@@ -177,9 +178,10 @@ impl<'net> Kubelet<'net> {
     /// Runs pods until the test is over.
     fn run(mut self, is_over: &AtomicBool) {
         while !is_over.load(Ordering::Relaxed) {
-            let listed = self.server.get(&["pods", "--all-namespaces"]).unwrap();
-            for pod in listed["items"].as_array().unwrap() {
-                self.look_at(pod);
+            // A server that is busy is asked again.
+            let listed = self.server.get(&["pods", "--all-namespaces"]);
+            for pod in listed.iter().flat_map(|pods| pods["items"].as_array()) {
+                pod.iter().for_each(|pod| self.look_at(pod));
             }
             thread::sleep(PAUSE);
         }

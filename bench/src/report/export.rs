@@ -223,6 +223,10 @@ pub fn markdown(files: &Files) -> String {
         run.scenario.rounds,
         run.scenario.seconds
     );
+    for (load, number) in run.scenario.loads.iter().zip(1..) {
+        let _ = writeln!(text, "{number}. {load}");
+    }
+    text.push('\n');
     if run.timed().next().is_some() {
         text += &latencies(run);
     }

@@ -13,6 +13,9 @@ const SLOTS: u32 = 256;
 /// Bytes of a slot.
 const SLOT_BYTES: u32 = 4;
 const MIB: u32 = 1 << 20;
+/// Flows of NAT mode that an edge remembers: the default, for loads of new flows. Others need none.
+const NAT_FLOWS: u32 = 1 << 18;
+const FEW_NAT_FLOWS: u32 = 1 << 12;
 
 /// Returns the configuration of the edge that balances `listing` over the nodes.
 pub(super) fn edge(system: System, listing: &Listing, nodes: &[Machine]) -> Result<String> {
@@ -22,7 +25,11 @@ pub(super) fn edge(system: System, listing: &Listing, nodes: &[Machine]) -> Resu
         _ => "ipip",
     };
     let services = listing.all();
-    let mut text = common("edge", u32::try_from(services.len())?);
+    let nat_flows = match system {
+        System::OursNat => NAT_FLOWS,
+        _ => FEW_NAT_FLOWS,
+    };
+    let mut text = common("edge", u32::try_from(services.len())?, nat_flows);
     let vips: Vec<String> = listing.vips().map(|vip| format!("\"{vip}\"")).collect();
     writeln!(text, "vips: [{}]\nservices:", vips.join(", "))?;
     for (number, (service, protocol)) in (0..).zip(services) {
@@ -47,17 +54,17 @@ pub(super) fn edge(system: System, listing: &Listing, nodes: &[Machine]) -> Resu
 /// Returns the configuration of a node that takes packets of these edges.
 pub(super) fn node(edges: &[IpAddr]) -> String {
     let edges: Vec<String> = edges.iter().map(|edge| format!("\"{edge}\"")).collect();
-    common("node", 1) + &format!("trusted_edges: [{}]\n", edges.join(", "))
+    common("node", 1, FEW_NAT_FLOWS) + &format!("trusted_edges: [{}]\n", edges.join(", "))
 }
 
 /// No checks of nodes: their packets would be measured too.
-fn common(role: &str, services: u32) -> String {
+fn common(role: &str, services: u32, nat_flows: u32) -> String {
     let (socket, interface) = (Guideway::socket(), Machine::INTERFACE);
     let arena = (services * SLOTS * SLOT_BYTES).div_ceil(MIB) + 1;
     let (services, backends) = (services + 64, services * 3 + 256);
     format!(
         "interfaces: [{{ name: {interface}, mode: native }}]
-tables: {{ lut_arena_mib: {arena}, services: {services}, backends: {backends}, next_hops: 256, vips: 256, nat_flows: 4096 }}
+tables: {{ lut_arena_mib: {arena}, services: {services}, backends: {backends}, next_hops: 256, vips: 256, nat_flows: {nat_flows} }}
 api: {{ socket: {} }}
 roles: [{role}]
 node_health: off

@@ -37,7 +37,7 @@ const IN_TEXT: [&str; 17] = [
     "systemctl",
     "tcpdump",
 ];
-/// Commands that take a machine, a program or rights that tests do not have. Each was tried by hand.
+/// Commands that take a machine, a program or rights that tests do not have.
 const BY_HAND: [&str; 12] = [
     "apparmor_parser -r",
     "arping -I eth0 192.0.2.10",

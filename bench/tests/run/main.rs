@@ -1,16 +1,16 @@
 //! `guideway-bench run` end to end: the direct wire and Guideway side by side, the report, its check and a
 //! comparison. Needs root, the programs of `deploy/setup.sh test`, and `guideway` as `cargo test --workspace` builds it.
 
+mod ended;
+mod loads;
+
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
-    time::Duration,
+    process::{Command, Output},
 };
 
 use bench::result::Files;
-use lab::wait_until;
-use rustix::process::{Pid, Signal, kill_process};
 
 const SCENARIO: &str = "\
 name: small
@@ -324,186 +324,6 @@ fn each_system_answers_with_the_real_kube_proxy_among_them() {
     assert!(page_text.contains("Against kube-proxy"));
     let verify = bench(&["verify", &page]);
     assert!(verify.status.success(), "{}", text(&verify));
-}
-
-#[test]
-fn loads_of_both_families_and_protocols_pass_and_live_frames_are_counted() {
-    const LOADS: &str = "
-- { rate: 400, flows: 6, family: ipv6, schedule: burst, burst: 8, flow_order: zipf, frame_bytes: imix }
-- { generator: live, family: ipv6, protocol: tcp, rate: 4000, frame_bytes: 84:1 512:1 1518:1 }
-- { generator: live, schedule: max, flows: 1000, flow_order: zipf, new_flow_share: 0.1 }
-- { generator: live, rate: 20000, search: pdr }
-";
-    let scratch = Scratch::new("loads");
-    let (scenario, out, page) = (
-        scratch.path("loads.yaml"),
-        scratch.path("result"),
-        scratch.path("report.html"),
-    );
-    let own = "loads: [{ rate: 400, flows: 6, schedule: poisson }]\n";
-    let loads = SCENARIO.replace(own, &format!("loads:{LOADS}services: 3\n"));
-    fs::write(&scenario, loads.replace("seconds: 0.5", "seconds: 0.1")).unwrap();
-    let run = bench(&["run", &scenario, "--out", &out]);
-    assert!(run.status.success(), "{}", text(&run));
-    assert!(
-        text(&run).contains("million frames a second"),
-        "{}",
-        text(&run)
-    );
-    let files = Files::read(Path::new(&out)).unwrap();
-    assert_eq!(files.run.series.len(), 8);
-    for series in &files.run.series {
-        let [offered, sent, received] = series.totals();
-        let told = format!("{}: {offered}, {sent}, {received}", series.name);
-        // That all of a few frames pass was proved when the load was opened.
-        assert!(
-            received > 0 && received <= sent && sent <= offered,
-            "{told}"
-        );
-        assert!(series.rates().iter().all(|rate| *rate > 0.0), "{told}");
-    }
-    let report = bench(&["report", &out, "--html", &page]);
-    assert!(report.status.success(), "{}", text(&report));
-    let verify = bench(&["verify", &page]);
-    assert!(verify.status.success(), "{}", text(&verify));
-    let (one, other) = (format!("{out}:direct-3"), format!("{out}:ours-ipip-3"));
-    // Better or the same, worse, or not to be told: never an error.
-    let compare = bench(&["compare", &one, &other]);
-    assert!(
-        matches!(compare.status.code(), Some(0 | 3 | 4)),
-        "{}",
-        text(&compare)
-    );
-    assert!(
-        text(&compare).contains("time per frame"),
-        "{}",
-        text(&compare)
-    );
-    let (one, other) = (format!("{out}:direct-2"), format!("{out}:ours-ipip-2"));
-    let compare = bench(&["compare", &one, &other]);
-    assert_eq!(compare.status.code(), Some(2), "{}", text(&compare));
-    assert!(
-        text(&compare).contains("has the rate of its load"),
-        "{}",
-        text(&compare)
-    );
-}
-
-#[test]
-fn requests_by_tcp_and_beside_live_frames_are_timed_and_af_xdp_sends() {
-    const LOADS: &str = "
-- { rate: 400, flows: 6, background: 20000 }
-- { rate: 400, flows: 6, family: ipv6, protocol: tcp }
-- { rate: 400, flows: 64, protocol: tcp, exchange: crr }
-- { rate: 400, flows: 64, family: ipv6, protocol: tcp, exchange: connect }
-- { generator: afxdp, rate: 4000, frame_bytes: 64:1 512:1 }
-";
-    let scratch = Scratch::new("tcp");
-    let (scenario, out, page) = (
-        scratch.path("tcp.yaml"),
-        scratch.path("result"),
-        scratch.path("report.html"),
-    );
-    let own = "loads: [{ rate: 400, flows: 6, schedule: poisson }]\n";
-    let loads = SCENARIO.replace(own, &format!("loads:{LOADS}services: 3\n"));
-    fs::write(&scenario, loads.replace("seconds: 0.5", "seconds: 0.2")).unwrap();
-    let run = bench(&["run", &scenario, "--out", &out, "--redact"]);
-    assert!(run.status.success(), "{}", text(&run));
-    let files = Files::read(Path::new(&out)).unwrap();
-    assert!(files.run.environment["host.name"].starts_with("host-"));
-    assert_eq!(files.run.series.len(), 10);
-    for series in &files.run.series {
-        for trial in &series.trials {
-            let tally = trial.tally;
-            let told = format!("{}: {tally:?}", series.name);
-            assert!(tally.sent > 50 && tally.received > 0, "{told}");
-            assert_eq!((tally.corrupt, tally.misdelivered), (0, 0), "{told}");
-            assert_eq!(trial.longest_gap_ns.is_some(), series.is_timed());
-            let has_frames = series.name.ends_with("-1");
-            let passed = trial.background.map(|passed| passed.tally.received);
-            assert_eq!(
-                passed.is_some_and(|frames| frames > 1_000),
-                has_frames,
-                "{told}"
-            );
-        }
-    }
-    let report = bench(&["report", &out, "--html", &page]);
-    assert!(report.status.success(), "{}", text(&report));
-    let page_text = content(&page);
-    assert!(page_text.contains("beside direct-1") && page_text.contains("tcp connect"));
-    let verify = bench(&["verify", &page]);
-    assert!(verify.status.success(), "{}", text(&verify));
-}
-
-#[test]
-fn an_event_happens_in_each_trial_and_is_undone_before_the_next() {
-    for event in ["agent-restart", "backend-change"] {
-        let scratch = Scratch::new(event);
-        let (scenario, out) = (scratch.path("event.yaml"), scratch.path("result"));
-        let own = SCENARIO.replace("direct, ours-ipip", "direct, ours-nat");
-        let own = own + &format!("event: {{ what: {event}, at: 0.1 }}\n");
-        fs::write(&scenario, own).unwrap();
-        let run = bench(&["run", &scenario, "--out", &out]);
-        assert!(run.status.success(), "{}", text(&run));
-        assert!(text(&run).contains("longest gap"), "{}", text(&run));
-        let files = Files::read(Path::new(&out)).unwrap();
-        let [direct, ours] = files.run.series.as_slice() else {
-            panic!("{:?}", files.run.series);
-        };
-        assert!(direct.trials.iter().all(|trial| trial.event.is_none()));
-        for trial in &ours.trials {
-            let happened = trial.event.expect("it happens in each");
-            assert!(happened.seconds > 0.0, "{happened:?}");
-            assert!(trial.longest_gap_ns.is_some());
-            let tally = trial.tally;
-            assert!(tally.received > 0 && tally.corrupt == 0, "{tally:?}");
-            assert_eq!(tally.misdelivered, 0, "{event}: {tally:?}");
-        }
-    }
-}
-
-/// Tells whether a namespace of a program is there.
-fn has_namespaces(program: u32) -> bool {
-    let prefix = format!("gw-{program}-");
-    let names = fs::read_dir("/run/netns").into_iter().flatten().flatten();
-    let mut names = names.map(|name| name.file_name());
-    names.any(|name| name.to_string_lossy().starts_with(&prefix))
-}
-
-#[test]
-fn a_run_that_is_ended_at_any_time_leaves_what_it_measured_and_nothing_else() {
-    for signal in [Signal::INT, Signal::KILL] {
-        let scratch = Scratch::new("ended");
-        let (scenario, out) = (scratch.path("long.yaml"), scratch.path("result"));
-        let long = SCENARIO
-            .replace(", ours-ipip", "")
-            .replace("seconds: 0.5", "seconds: 0.1")
-            .replace("rounds: 6", "rounds: 10000");
-        fs::write(&scenario, &long).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_guideway-bench"));
-        let command = command.args(["run", &scenario, "--out", &out]);
-        let mut run = command.stdout(Stdio::null()).spawn().unwrap();
-        let result = Path::new(&out).join("result.json");
-        wait_until("a round is measured", Duration::from_secs(120), || {
-            result.exists()
-        })
-        .unwrap();
-        assert!(has_namespaces(run.id()));
-        kill_process(Pid::from_child(&run), signal).unwrap();
-        assert!(!run.wait().unwrap().success());
-
-        let files = Files::read(Path::new(&out)).unwrap();
-        assert!(files.run.interrupted && !files.run.series[0].trials.is_empty());
-        if signal == Signal::KILL {
-            // The next run cleans up.
-            let (scenario, out) = (scratch.path("short.yaml"), scratch.path("other"));
-            fs::write(&scenario, long.replace("rounds: 10000", "rounds: 6")).unwrap();
-            let next = bench(&["run", &scenario, "--out", &out]);
-            assert!(next.status.success(), "{}", text(&next));
-        }
-        assert!(!has_namespaces(run.id()), "{signal:?}");
-    }
 }
 
 #[test]

@@ -1,0 +1,152 @@
+//! What loads may be, and how broken ones are refused.
+
+use super::*;
+use crate::scenario::Scenario;
+
+/// Reads a scenario with this load, and returns what is wrong with it.
+fn read(load: &str) -> Result<Load, String> {
+    let text = format!("name: one\nsystems: [direct]\nloads:\n  - {{ {load} }}\n");
+    let scenario = Scenario::parse(&text).map_err(|refused| refused.to_string())?;
+    Ok(scenario.loads[0].clone())
+}
+
+fn of_sizes(load: &str) -> Vec<(u32, u32)> {
+    let sizes = read(load).unwrap().frame_bytes.into_iter();
+    sizes.map(|size| (size.bytes, size.weight)).collect()
+}
+
+#[test]
+fn loads_are_read_with_the_defaults_of_their_generator() {
+    let sockets = read("rate: 1000").unwrap();
+    let text = "sockets, ipv4, udp, constant, 1000/s, 16 flows in-turn, frames of 64 bytes";
+    assert_eq!(sockets.to_string(), text);
+    let live = "generator: live, family: ipv6, protocol: tcp, schedule: max, flows: 1000, \
+                flow_order: zipf, new_flow_share: 0.5, frame_bytes: imix";
+    let text = "live, ipv6, tcp, max, 1000 flows zipf and 50 % of new ones, \
+                frames of 84:7 594:4 1518:1 bytes";
+    assert_eq!(read(live).unwrap().to_string(), text);
+    let steps = read("rate: 900, schedule: step, steps: 3").unwrap();
+    assert_eq!(steps.mean_rate(), Some(600.0));
+    let search = read("rate: 5e6, generator: live, search: pdr").unwrap();
+    let text =
+        "live, ipv4, udp, constant, 5000000/s, search pdr, 16 flows in-turn, frames of 64 bytes";
+    assert_eq!(search.to_string(), text);
+    let beside = read("rate: 900, protocol: tcp, exchange: connect, background: 50% of pdr");
+    let text = "sockets, ipv4, tcp connect, constant, 900/s, 16 flows in-turn, frames of 88 bytes, \
+                beside live frames at 50 % of PDR";
+    assert_eq!(beside.unwrap().to_string(), text);
+    let ramp = read("rate: 900, schedule: ramp").unwrap();
+    assert_eq!(ramp.mean_rate(), Some(450.0));
+}
+
+#[test]
+fn sizes_are_one_a_named_mix_or_a_mix_of_ones_own() {
+    assert_eq!(
+        of_sizes("rate: 9, flows: 1, frame_bytes: 1280"),
+        [(1280, 1)]
+    );
+    let own = of_sizes("rate: 9, flows: 1, frame_bytes: 128:3 1500:2");
+    assert_eq!(own, [(128, 3), (1500, 2)]);
+    let csit = of_sizes("rate: 9, flows: 1, family: ipv6, frame_bytes: imix-csit");
+    assert_eq!(csit, [(82, 28), (570, 16), (1518, 4)]);
+}
+
+#[test]
+fn each_broken_rule_of_a_load_has_its_place_and_a_remedy() {
+    for (load, expected) in [
+        (
+            "rate: 0",
+            "line 4, column 13: rate is \"0\"; write a number from 1 to 1000000",
+        ),
+        (
+            "rate: 5kpps",
+            "line 4, column 13: rate is \"5kpps\"; write a number",
+        ),
+        (
+            "flows: 3",
+            "line 4, column 5: rate is missing; write a number from 1",
+        ),
+        (
+            "rate: 1, flows: 11",
+            "column 23: some of 11 flows send every 11 s only; write fewer",
+        ),
+        (
+            "rate: 10, flows: 40, flow_order: zipf",
+            "some of 40 flows send every 17 s only; write fewer flows, or a rate 1.7 times",
+        ),
+        (
+            "rate: 9, frame_bytes: 63",
+            "column 29: frame_bytes has the size 63; write sizes from 64",
+        ),
+        (
+            "rate: 9, frame_bytes: 64 594",
+            "the size 64 of a mix has no weight; write a size, imix",
+        ),
+        ("rate: 9, frame_bytes: 64:0", "the size 64 has weight 0"),
+        (
+            "rate: 9, frame_bytes: 64:60 128:5",
+            "a mix of 65 frames is too long; write weights",
+        ),
+        (
+            "rate: 9, frame_bytes: jumbo",
+            "frame_bytes has \"jumbo\"; write a size, imix",
+        ),
+        (
+            "rate: 9, family: ipv6, frame_bytes: 64",
+            "write sizes from 82 to 1518",
+        ),
+        (
+            "rate: 9, pace: 2",
+            "unknown field \"pace\"; the fields here are generator, family",
+        ),
+        (
+            "rate: 9, exchange: crr",
+            "column 26: crr makes connections, which UDP has none of; write protocol: tcp",
+        ),
+        (
+            "rate: 9, generator: live, exchange: crr",
+            "only requests through sockets are answered; leave exchange out",
+        ),
+        (
+            "rate: 9, background: 50%",
+            "column 28: background is \"50%\"; write live frames a second from 1",
+        ),
+        (
+            "rate: 9, background: 120% of pdr",
+            "or a share from 1 to 100: 50% of pdr",
+        ),
+        (
+            "rate: 9, generator: live, background: 5",
+            "live frames pass beside requests that are timed; leave it out",
+        ),
+        ("schedule: max", "the schedule max is not for sockets"),
+        (
+            "rate: 9, new_flow_share: 0.5",
+            "open before a trial; write generator: live",
+        ),
+        ("rate: 9, new_flow_share: 1.5", "write a number from 0 to 1"),
+        (
+            "rate: 9, schedule: burst",
+            "burst is missing; write a number from 2 to 256",
+        ),
+        (
+            "rate: 9, steps: 3",
+            "column 23: steps belongs to another schedule; leave it out",
+        ),
+        (
+            "rate: 9, generator: live, schedule: max",
+            "the schedule max has no rate; leave the",
+        ),
+        (
+            "rate: 9, schedule: ramp, search: ndr",
+            "column 40: a search tries constant rates; write",
+        ),
+        (
+            "rate: 9, generator: live, schedule: ramp",
+            "live has no schedule ramp; write constant or max, or generator: sockets",
+        ),
+    ] {
+        let found = read(load).unwrap_err();
+        assert!(found.contains(expected), "{load}: {found}");
+    }
+}

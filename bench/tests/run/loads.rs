@@ -1,0 +1,144 @@
+//! Loads of all kinds, and events while they run.
+
+use std::{fs, path::Path};
+
+use bench::result::Files;
+
+use super::{SCENARIO, Scratch, bench, content, text};
+
+#[test]
+fn loads_of_both_families_and_protocols_pass_and_live_frames_are_counted() {
+    const LOADS: &str = "
+- { rate: 400, flows: 6, family: ipv6, schedule: burst, burst: 8, flow_order: zipf, frame_bytes: imix }
+- { generator: live, family: ipv6, protocol: tcp, rate: 4000, frame_bytes: 84:1 512:1 1518:1 }
+- { generator: live, schedule: max, flows: 1000, flow_order: zipf, new_flow_share: 0.1 }
+- { generator: live, rate: 20000, search: pdr }
+";
+    let scratch = Scratch::new("loads");
+    let (scenario, out, page) = (
+        scratch.path("loads.yaml"),
+        scratch.path("result"),
+        scratch.path("report.html"),
+    );
+    let own = "loads: [{ rate: 400, flows: 6, schedule: poisson }]\n";
+    let loads = SCENARIO.replace(own, &format!("loads:{LOADS}services: 3\n"));
+    fs::write(&scenario, loads.replace("seconds: 0.5", "seconds: 0.1")).unwrap();
+    let run = bench(&["run", &scenario, "--out", &out]);
+    assert!(run.status.success(), "{}", text(&run));
+    assert!(
+        text(&run).contains("million frames a second"),
+        "{}",
+        text(&run)
+    );
+    let files = Files::read(Path::new(&out)).unwrap();
+    assert_eq!(files.run.series.len(), 8);
+    for series in &files.run.series {
+        let [offered, sent, received] = series.totals();
+        let told = format!("{}: {offered}, {sent}, {received}", series.name);
+        // That all of a few frames pass was proved when the load was opened.
+        assert!(
+            received > 0 && received <= sent && sent <= offered,
+            "{told}"
+        );
+        assert!(series.rates().iter().all(|rate| *rate > 0.0), "{told}");
+    }
+    let report = bench(&["report", &out, "--html", &page]);
+    assert!(report.status.success(), "{}", text(&report));
+    let verify = bench(&["verify", &page]);
+    assert!(verify.status.success(), "{}", text(&verify));
+    let (one, other) = (format!("{out}:direct-3"), format!("{out}:ours-ipip-3"));
+    // Better or the same, worse, or not to be told: never an error.
+    let compare = bench(&["compare", &one, &other]);
+    assert!(
+        matches!(compare.status.code(), Some(0 | 3 | 4)),
+        "{}",
+        text(&compare)
+    );
+    assert!(
+        text(&compare).contains("time per frame"),
+        "{}",
+        text(&compare)
+    );
+    let (one, other) = (format!("{out}:direct-2"), format!("{out}:ours-ipip-2"));
+    let compare = bench(&["compare", &one, &other]);
+    assert_eq!(compare.status.code(), Some(2), "{}", text(&compare));
+    assert!(
+        text(&compare).contains("has the rate of its load"),
+        "{}",
+        text(&compare)
+    );
+}
+
+#[test]
+fn requests_by_tcp_and_beside_live_frames_are_timed_and_af_xdp_sends() {
+    const LOADS: &str = "
+- { rate: 400, flows: 6, background: 20000 }
+- { rate: 400, flows: 6, family: ipv6, protocol: tcp }
+- { rate: 400, flows: 64, protocol: tcp, exchange: crr }
+- { rate: 400, flows: 64, family: ipv6, protocol: tcp, exchange: connect }
+- { generator: afxdp, rate: 4000, frame_bytes: 64:1 512:1 }
+";
+    let scratch = Scratch::new("tcp");
+    let (scenario, out, page) = (
+        scratch.path("tcp.yaml"),
+        scratch.path("result"),
+        scratch.path("report.html"),
+    );
+    let own = "loads: [{ rate: 400, flows: 6, schedule: poisson }]\n";
+    let loads = SCENARIO.replace(own, &format!("loads:{LOADS}services: 3\n"));
+    fs::write(&scenario, loads.replace("seconds: 0.5", "seconds: 0.2")).unwrap();
+    let run = bench(&["run", &scenario, "--out", &out, "--redact"]);
+    assert!(run.status.success(), "{}", text(&run));
+    let files = Files::read(Path::new(&out)).unwrap();
+    assert!(files.run.environment["host.name"].starts_with("host-"));
+    assert_eq!(files.run.series.len(), 10);
+    for series in &files.run.series {
+        for trial in &series.trials {
+            let tally = trial.tally;
+            let told = format!("{}: {tally:?}", series.name);
+            assert!(tally.sent > 50 && tally.received > 0, "{told}");
+            assert_eq!((tally.corrupt, tally.misdelivered), (0, 0), "{told}");
+            assert_eq!(trial.longest_gap_ns.is_some(), series.is_timed());
+            let has_frames = series.name.ends_with("-1");
+            let passed = trial.background.map(|passed| passed.tally.received);
+            assert_eq!(
+                passed.is_some_and(|frames| frames > 1_000),
+                has_frames,
+                "{told}"
+            );
+        }
+    }
+    let report = bench(&["report", &out, "--html", &page]);
+    assert!(report.status.success(), "{}", text(&report));
+    let page_text = content(&page);
+    assert!(page_text.contains("beside direct-1") && page_text.contains("tcp connect"));
+    let verify = bench(&["verify", &page]);
+    assert!(verify.status.success(), "{}", text(&verify));
+}
+
+#[test]
+fn an_event_happens_in_each_trial_and_is_undone_before_the_next() {
+    for event in ["agent-restart", "backend-change"] {
+        let scratch = Scratch::new(event);
+        let (scenario, out) = (scratch.path("event.yaml"), scratch.path("result"));
+        let own = SCENARIO.replace("direct, ours-ipip", "direct, ours-nat");
+        let own = own + &format!("event: {{ what: {event}, at: 0.1 }}\n");
+        fs::write(&scenario, own).unwrap();
+        let run = bench(&["run", &scenario, "--out", &out]);
+        assert!(run.status.success(), "{}", text(&run));
+        assert!(text(&run).contains("longest gap"), "{}", text(&run));
+        let files = Files::read(Path::new(&out)).unwrap();
+        let [direct, ours] = files.run.series.as_slice() else {
+            panic!("{:?}", files.run.series);
+        };
+        assert!(direct.trials.iter().all(|trial| trial.event.is_none()));
+        for trial in &ours.trials {
+            let happened = trial.event.expect("it happens in each");
+            assert!(happened.seconds > 0.0, "{happened:?}");
+            assert!(trial.longest_gap_ns.is_some());
+            let tally = trial.tally;
+            assert!(tally.received > 0 && tally.corrupt == 0, "{tally:?}");
+            assert_eq!(tally.misdelivered, 0, "{event}: {tally:?}");
+        }
+    }
+}

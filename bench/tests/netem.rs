@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use bench::{
     load::{
         Arrivals, Asked, Trial,
-        sockets::{self, Backends, Flow, Requests},
+        sockets::{self, Backends, Flow, Requests, Way},
     },
     probe::Key,
     scenario::Scenario,
@@ -43,7 +43,10 @@ fn measure(net: &Topology, seconds: f64) -> Result<Trial> {
             .run(|| UdpSocket::bind((client.v4(), 0)))?;
         socket.connect(at)?;
         socket.set_nonblocking(true)?;
-        Ok(Flow { socket, backend: 0 })
+        Ok(Flow {
+            way: Way::Udp(socket),
+            backend: Some(0),
+        })
     };
     let flows: Vec<Flow> = (0..load.flows).map(open).collect::<Result<_>>()?;
     let asked = Asked {

@@ -9,7 +9,7 @@
 //! path, and little is lost. Frames have right checksums, and a tag and a number at the start of their payload. The
 //! sink hands all frames without the tag on, ARP among them.
 //!
-//! The generator `afxdp` differs in one thing: this program makes the frames, and a port sends them ([`super::afxdp`]).
+//! The generator `afxdp` differs in one thing: this program makes the frames, and a port sends them (module `afxdp`).
 
 use std::{
     net::SocketAddr,

@@ -88,7 +88,7 @@ pub trait Wire: Sync {
     /// When the driver tells nothing.
     fn queues(&self, system: System) -> Result<Counts>;
 
-    /// Has an event happen to a system; to none but Guideway's own.
+    /// Has an event happen to a system, which must be one of Guideway's own.
     ///
     /// # Errors
     ///
@@ -199,7 +199,7 @@ impl Lab {
         for &system in &self.systems {
             let edge = self.edge(system)?;
             if system == System::Routing {
-                kube_proxy::prepare(edge)?;
+                kube_proxy::prepare(edge.namespace(), Machine::INTERFACE)?;
                 for (to, node) in self.routes(system)? {
                     let to = Cidr::host(to);
                     router.replace_route(&Route::to(to).via(edge.address_like(to.address)))?;

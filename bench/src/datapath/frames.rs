@@ -19,6 +19,8 @@ use xdp_prog::{
 };
 use zerocopy::IntoBytes;
 
+use crate::scenario::AddressFamily;
+
 /// The IPv4 address of the services.
 pub(super) const VIP_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 /// The IPv6 address of the services.
@@ -66,6 +68,15 @@ impl Family {
     }
 }
 
+impl From<Family> for AddressFamily {
+    fn from(family: Family) -> Self {
+        match family {
+            Family::V4 => Self::Ipv4,
+            Family::V6 => Self::Ipv6,
+        }
+    }
+}
+
 /// Transport protocol.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum,
@@ -87,6 +98,15 @@ impl Protocol {
         match self {
             Self::Udp => protocol::UDP,
             Self::Tcp => protocol::TCP,
+        }
+    }
+}
+
+impl From<Protocol> for fastpath::tables::Protocol {
+    fn from(protocol: Protocol) -> Self {
+        match protocol {
+            Protocol::Udp => Self::Udp,
+            Protocol::Tcp => Self::Tcp,
         }
     }
 }

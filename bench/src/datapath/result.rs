@@ -1,6 +1,6 @@
 //! The rates of a run in the form that `guideway-bench run` gives results: for reports and comparisons.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::Result;
 
@@ -9,10 +9,7 @@ use crate::{
     probe::Tally,
     result::{Files, Series, Streams, Trial, figures},
     run,
-    scenario::{
-        AddressFamily, Background, Exchange, FlowOrder, FrameSize, GeneratorKind, Load, Scenario,
-        Schedule, SearchKind, WireKind,
-    },
+    scenario::{FlowOrder, FrameSize, Load, Scenario, WireKind},
 };
 
 /// Bytes of a frame's FCS.
@@ -76,25 +73,15 @@ fn series(system: System, load: Load, samples: &Samples, rates: &[f64]) -> Serie
     };
     let (name, family, protocol) = (system.name(), load.family, load.protocol);
     let frames = u64::from(samples.frames);
-    let trial = |(round, rate): (u32, &f64)| Trial {
-        round,
-        place: 0,
-        at: 0.0,
-        seconds: run::rounded(f64::from(samples.frames) / rate),
-        tally: Tally {
-            offered: frames,
-            sent: frames,
-            received: frames,
-            ..Tally::default()
-        },
-        shares: Vec::new(),
-        longest_gap_ns: None,
-        event: None,
-        background: None,
-        drops: BTreeMap::new(),
-        queues: BTreeMap::new(),
-        figures: figures(&Streams::new(), None),
-        doubts: Vec::new(),
+    let tally = Tally {
+        offered: frames,
+        sent: frames,
+        received: frames,
+        ..Tally::default()
+    };
+    let trial = |(round, rate): (u32, &f64)| {
+        let seconds = run::rounded(f64::from(samples.frames) / rate);
+        Trial::new(round, 0.0, seconds, tally)
     };
     Series {
         name: format!("{name}-{family}-{protocol}-{}{order}", load.flows),
@@ -111,35 +98,24 @@ fn series(system: System, load: Load, samples: &Samples, rates: &[f64]) -> Serie
 
 fn load(family: Family, protocol: Protocol, stream: Stream) -> Load {
     let shortest = frames::frame(family, protocol, 0).len();
+    let shortest = FrameSize {
+        bytes: u32::try_from(shortest).unwrap_or(u32::MAX) + FCS,
+        weight: 1,
+    };
     Load {
-        generator: GeneratorKind::Live,
-        family: match family {
-            Family::V4 => AddressFamily::Ipv4,
-            Family::V6 => AddressFamily::Ipv6,
-        },
-        protocol,
-        exchange: Exchange::Rr,
-        schedule: Schedule::Max,
-        rate: None,
-        search: SearchKind::None,
-        burst: 1,
-        steps: 1,
         flows: stream.flows,
         flow_order: match stream.order {
             Order::InTurn => FlowOrder::InTurn,
             Order::Random => FlowOrder::Uniform,
         },
-        new_flow_share: 0.0,
-        frame_bytes: vec![FrameSize {
-            bytes: u32::try_from(shortest).unwrap_or(u32::MAX) + FCS,
-            weight: 1,
-        }],
-        background: Background::None,
+        ..Load::of_frames(family.into(), protocol, vec![shortest])
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::{
         compare::{Judgement, LEAST_DIFFERENCE, Side, compare},

@@ -14,8 +14,8 @@ use fastpath::{
     load::{Loaded, Loader},
     nexthop::{NextHop, Resolution},
     tables::{
-        self, Addresses, BackendKey, BackendSpec, ForwardMode, NatSettings, OwnedBackend,
-        ServiceKey, ServiceSpec, Settings, Tables,
+        Addresses, BackendKey, BackendSpec, ForwardMode, NatSettings, OwnedBackend, ServiceKey,
+        ServiceSpec, Settings, Tables,
     },
 };
 use xdp_prog::{
@@ -107,10 +107,7 @@ pub(super) fn service(system: System, family: Family, protocol: Protocol) -> Opt
     Some(ServiceKey {
         address,
         port,
-        protocol: match protocol {
-            Protocol::Udp => tables::Protocol::Udp,
-            Protocol::Tcp => tables::Protocol::Tcp,
-        },
+        protocol: protocol.into(),
     })
 }
 
@@ -161,18 +158,23 @@ pub(super) fn load() -> Result<Loaded> {
     loader.load().context("loading the BPF object")
 }
 
-/// Fills everything that does not depend on the flows. Frames leave by `device`, the one that they arrive on.
-pub(super) fn fill(tables: &mut Tables, device: u32) -> Result<()> {
-    let both = || Family::ALL.map(addresses).into_iter();
-    tables.set_settings(Settings {
+/// Returns the settings with NAT mode at these ports, by the first one and their number.
+pub(super) fn with_nat((first_port, ports): (u16, u16)) -> Settings {
+    Settings {
         nat: Some(NatSettings {
             v4: None,
             v6: None,
-            first_port: NAT_PORTS.0,
-            ports: NAT_PORTS.1,
+            first_port,
+            ports,
         }),
         ..Settings::default()
-    })?;
+    }
+}
+
+/// Fills everything that does not depend on the flows. Frames leave by `device`, the one that they arrive on.
+pub(super) fn fill(tables: &mut Tables, device: u32) -> Result<()> {
+    let both = || Family::ALL.map(addresses).into_iter();
+    tables.set_settings(with_nat(NAT_PORTS))?;
     let vips =
         both().flat_map(|addresses| (0..SERVICES).map(move |index| plus(addresses.vip, index)));
     let here: BTreeSet<IpAddr> = both().map(|addresses| addresses.here).collect();

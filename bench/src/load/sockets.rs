@@ -7,6 +7,7 @@
 mod exchange;
 
 use std::{
+    io,
     net::{SocketAddr, TcpStream, UdpSocket},
     time::Duration,
 };
@@ -17,6 +18,7 @@ use rustix::{
     thread::clock_nanosleep_absolute,
     time::{ClockId, clock_gettime},
 };
+use socket2::{Domain, Socket, Type};
 
 use super::{Arrivals, Asked, Sent, Trial, due_times, message::PREFIX_LENGTH};
 use crate::{
@@ -50,6 +52,19 @@ pub enum Way {
     Tcp(TcpStream),
     /// By a connection for each request: from the first address to the second.
     Connections([SocketAddr; 2]),
+}
+
+/// Returns a bound TCP socket, whose connection is reset in the end: no port of the client has to wait.
+///
+/// # Errors
+///
+/// When the kernel refuses it.
+pub fn client_socket(kind: Type, from: SocketAddr, to: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(to), kind, None)?;
+    socket.set_reuse_address(true)?;
+    socket.set_linger(Some(Duration::ZERO))?;
+    socket.bind(&from.into())?;
+    Ok(socket)
 }
 
 /// The far end of all flows.

@@ -225,6 +225,25 @@ impl Series {
 }
 
 impl Trial {
+    /// Makes a trial of which the counts are known; the rest is empty.
+    pub fn new(round: u32, at: f64, seconds: f64, tally: Tally) -> Self {
+        Self {
+            round,
+            place: 0,
+            at,
+            seconds,
+            tally,
+            shares: Vec::new(),
+            longest_gap_ns: None,
+            event: None,
+            background: None,
+            drops: BTreeMap::new(),
+            queues: BTreeMap::new(),
+            figures: figures(&BTreeMap::new(), None),
+            doubts: Vec::new(),
+        }
+    }
+
     /// Tells whether fewer requests were answered than [`KEPT_UP`] asks for.
     pub fn is_overloaded(&self) -> bool {
         is_overloaded(self.tally.offered, self.tally.received)

@@ -133,19 +133,12 @@ fn trial(round: u32, factor: f64, random: &mut SplitMix64, streams: &mut Streams
         });
     }
     Trial {
-        round,
         place: 1,
-        at,
-        seconds: 2.0,
-        tally,
         shares,
-        longest_gap_ns: None,
-        event: None,
-        background: None,
         drops: BTreeMap::from([("edge0: eth0, received".to_owned(), u64::from(round))]),
         queues: BTreeMap::from([("edge0: rx_queue_0_xdp_packets".to_owned(), 3_000)]),
         figures: figures(streams, Some(round)),
-        doubts: Vec::new(),
+        ..Trial::new(round, at, 2.0, tally)
     }
 }
 
@@ -297,25 +290,17 @@ pub(crate) fn rates() -> Files {
     let scenario = Scenario::parse(TEXT).unwrap();
     let mut run = sample(1, 1.0).run;
     let systems = scenario.systems.iter().zip([4_000_000, 3_000_000, 500_000]);
-    let trial = |round, sent| Trial {
-        round,
-        place: 1,
-        at: f64::from(round),
-        seconds: 1.0,
-        tally: Tally {
+    let trial = |round, sent| {
+        let tally = Tally {
             offered: sent,
             sent,
             received: sent,
             ..Tally::default()
-        },
-        shares: Vec::new(),
-        longest_gap_ns: None,
-        event: None,
-        background: None,
-        drops: BTreeMap::new(),
-        queues: BTreeMap::new(),
-        figures: figures(&Streams::new(), None),
-        doubts: Vec::new(),
+        };
+        Trial {
+            place: 1,
+            ..Trial::new(round, f64::from(round), 1.0, tally)
+        }
     };
     let series = systems.map(|(system, rate)| Series {
         name: format!("{system}-1"),

@@ -1,10 +1,10 @@
 //! What a result has of a trial: its counts, and its latencies by interval.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use crate::{
     load::{self, Passed, Sent},
-    result::{Interval, Stream, Streams, Trial, figures, new_histogram},
+    result::{Interval, Stream, Streams, Trial, new_histogram},
 };
 
 /// Length of an interval of the logs, in nanoseconds.
@@ -18,23 +18,15 @@ pub fn record(
     round: u32,
     at: Duration,
 ) -> (Trial, Streams) {
+    let seconds = rounded(given.seconds);
     let trial = Trial {
-        round,
-        place: 0,
-        at: at.as_secs_f64(),
-        seconds: rounded(given.seconds),
-        tally: given.tally,
         shares: given.shares.clone(),
         longest_gap_ns: longest_gap(given),
-        event: None,
         background: given.background.map(|passed| Passed {
             seconds: rounded(passed.seconds),
             ..passed
         }),
-        drops: BTreeMap::new(),
-        queues: BTreeMap::new(),
-        figures: figures(&Streams::new(), None),
-        doubts: Vec::new(),
+        ..Trial::new(round, at.as_secs_f64(), seconds, given.tally)
     };
     let place = (given.start, at, Duration::from_secs_f64(given.seconds));
     let intervals = intervals(&given.requests, streams, place, round);
@@ -104,7 +96,7 @@ fn longest_gap(given: &load::Trial) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::probe::Tally;
+    use crate::{probe::Tally, result::figures};
 
     const TEN_SECONDS: (u64, Duration, Duration) = (0, Duration::ZERO, Duration::from_secs(10));
 

@@ -183,19 +183,36 @@ impl GeneratorKind {
 }
 
 impl Load {
-    /// Returns the load of live frames beside the requests.
-    pub fn background_frames(&self) -> Self {
+    /// Returns the load of as many live frames of one flow as can be sent.
+    pub fn of_frames(
+        family: AddressFamily,
+        protocol: Protocol,
+        frame_bytes: Vec<FrameSize>,
+    ) -> Self {
         Self {
             generator: GeneratorKind::Live,
-            protocol: Protocol::Udp,
+            family,
+            protocol,
             exchange: Exchange::Rr,
             schedule: Schedule::Max,
             rate: None,
             search: SearchKind::None,
             burst: 1,
             steps: 1,
+            flows: 1,
+            flow_order: FlowOrder::InTurn,
+            new_flow_share: 0.0,
+            frame_bytes,
             background: Background::None,
-            ..self.clone()
+        }
+    }
+
+    /// Returns the load of live frames beside the requests.
+    pub fn background_frames(&self) -> Self {
+        Self {
+            flows: self.flows,
+            flow_order: self.flow_order,
+            ..Self::of_frames(self.family, Protocol::Udp, self.frame_bytes.clone())
         }
     }
 

@@ -30,19 +30,19 @@ impl Lab {
         load: &Load,
     ) -> Result<Box<dyn Generator + '_>> {
         let requests = self.open_sockets(system, load)?;
-        if load.background == Background::None {
-            return Ok(Box::new(requests));
-        }
-        let frames = load.background_frames();
-        let mut live = self.open_live(system, &frames)?;
-        let rate = match load.background {
-            Background::Rate(rate) => rate,
-            Background::ShareOfPdr(share) => share * self.partial_drop_rate(system, &mut live)?,
-            Background::None => unreachable!("such a load has no frames"),
+        let open = || self.open_live(system, &load.background_frames());
+        let (frames, rate) = match load.background {
+            Background::None => return Ok(Box::new(requests)),
+            Background::Rate(rate) => (open()?, rate),
+            Background::ShareOfPdr(share) => {
+                let mut frames = open()?;
+                let most = self.partial_drop_rate(system, &mut frames)?;
+                (frames, share * most)
+            }
         };
         Ok(Box::new(Beside {
             requests,
-            frames: live,
+            frames,
             rate,
         }))
     }

@@ -13,9 +13,6 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Lab {
     pub(super) fn cause_event(&self, system: System, event: EventKind) -> Result<()> {
-        if !system.is_ours() {
-            return Ok(());
-        }
         match event {
             EventKind::AgentRestart => self.restart_agent(self.edge(system)?),
             EventKind::BackendChange => {
@@ -26,9 +23,6 @@ impl Lab {
     }
 
     pub(super) fn undo_event(&self, system: System, event: EventKind) -> Result<()> {
-        if !system.is_ours() {
-            return Ok(());
-        }
         let edge = self.edge(system)?;
         if event == EventKind::BackendChange {
             self.configure_edge(system, self.nodes(system))?;

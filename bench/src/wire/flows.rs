@@ -9,14 +9,14 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use lab::wait_for;
-use socket2::{Domain, Socket, Type};
+use socket2::Type;
 
 use super::{Lab, PlannedFlow, addresses};
 use crate::{
     datapath::Protocol,
     load::{
         Asked, Generator, Trial,
-        sockets::{AnsweredBy, Flow, Requests, Way, run},
+        sockets::{AnsweredBy, Flow, Requests, Way, client_socket, run},
     },
     probe::PROBE_LENGTH,
     scenario::{EventKind, Load, System},
@@ -187,12 +187,8 @@ fn connected_socket(from: SocketAddr, to: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Opens a connection that is reset when it is closed: its port does not have to wait.
 fn connection(from: SocketAddr, to: SocketAddr) -> io::Result<TcpStream> {
-    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
-    socket.set_reuse_address(true)?;
-    socket.set_linger(Some(Duration::ZERO))?;
-    socket.bind(&from.into())?;
+    let socket = client_socket(Type::STREAM, from, to)?;
     socket.connect_timeout(&to.into(), CONNECT_TIMEOUT)?;
     let stream = TcpStream::from(socket);
     stream.set_nodelay(true)?;

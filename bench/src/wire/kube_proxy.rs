@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use anyhow::{Context, Result};
 use lab::{
-    Machine, Process,
+    Machine, Namespace, Process,
     kubernetes::{ControlPlane, ProxyMode},
 };
 use serde_json::{Value, json};
@@ -55,7 +55,7 @@ impl Cluster {
         drop(gateway);
         progress("starting kube-proxy");
         let run = |(machine, mode, _): &(&Machine, ProxyMode, Listing)| {
-            prepare(machine)?;
+            prepare(machine.namespace(), Machine::INTERFACE)?;
             control_plane.connect(machine.namespace())?;
             control_plane.add_node(machine)?;
             let name = machine.label();
@@ -69,13 +69,12 @@ impl Cluster {
     }
 }
 
-/// Makes a machine forward, as a Node's CNI plugin does.
-pub(super) fn prepare(machine: &Machine) -> Result<()> {
-    let namespace = machine.namespace();
-    namespace.enable_forwarding()?;
-    // It has one interface. A redirect to the node would bypass it.
-    for scope in ["all", "default", Machine::INTERFACE] {
-        namespace.set_sysctl(&format!("net/ipv4/conf/{scope}/send_redirects"), "0")?;
+/// Makes a machine with one interface forward, as a Node's CNI plugin does.
+pub(crate) fn prepare(machine: &Namespace, interface: &str) -> Result<()> {
+    machine.enable_forwarding()?;
+    // A redirect to the node would bypass it.
+    for scope in ["all", "default", interface] {
+        machine.set_sysctl(&format!("net/ipv4/conf/{scope}/send_redirects"), "0")?;
     }
     Ok(())
 }

@@ -10,9 +10,7 @@ use fastpath::{
     attach,
     load::Loaded,
     nexthop::{NextHop, Resolution},
-    tables::{
-        Addresses, BackendSpec, ForwardMode, NatSettings, ServiceKey, ServiceSpec, Settings, Tables,
-    },
+    tables::{Addresses, BackendSpec, ForwardMode, ServiceKey, ServiceSpec, Tables},
 };
 use lab::{Cidr, output};
 use xdp_prog::bench::program;
@@ -39,10 +37,7 @@ pub(super) struct Edge<'a> {
 impl Edge<'_> {
     /// Returns the programs that load rules, and their files.
     fn rule_files(self) -> Vec<(&'static str, PathBuf)> {
-        let file = |kind| {
-            let name = rules::file_name(self.protocol, self.services, kind);
-            self.rules.join(name)
-        };
+        let file = |kind| rules::file(self.rules, self.protocol, self.services, kind);
         match self.balancer {
             Balancer::KubeProxyNftables => vec![("nft", file(rules::NFT))],
             Balancer::KubeProxyIptables => vec![
@@ -71,10 +66,7 @@ impl Edge<'_> {
         ServiceKey {
             address: service(family, number),
             port: PORT,
-            protocol: match self.protocol {
-                Protocol::Udp => fastpath::tables::Protocol::Udp,
-                Protocol::Tcp => fastpath::tables::Protocol::Tcp,
-            },
+            protocol: self.protocol.into(),
         }
     }
 
@@ -128,15 +120,7 @@ impl Ours {
     pub(super) fn load() -> Result<Self> {
         let product = tables::load()?;
         let mut tables = Tables::open(&product)?;
-        tables.set_settings(Settings {
-            nat: Some(NatSettings {
-                v4: None,
-                v6: None,
-                first_port: NAT_PORTS.0,
-                ports: NAT_PORTS.1,
-            }),
-            ..Settings::default()
-        })?;
+        tables.set_settings(tables::with_nat(NAT_PORTS))?;
         Ok(Self { product, tables })
     }
 

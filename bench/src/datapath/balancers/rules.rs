@@ -23,7 +23,6 @@ use crate::{
         frames::{Family, PORT, Protocol},
         tables::TARGET_PORT,
     },
-    scenario::AddressFamily,
     wire::kube_proxy::Service,
 };
 
@@ -32,9 +31,9 @@ pub(super) const NFT: &str = "nft";
 pub(super) const IPTABLES_V4: &str = "iptables";
 pub(super) const IPTABLES_V6: &str = "ip6tables";
 
-/// Returns the name of the file with the rules of so many Services.
-pub(super) fn file_name(protocol: Protocol, services: u32, kind: &str) -> String {
-    format!("{protocol}-{services}.{kind}")
+/// Returns the file of a kind with the rules of so many Services.
+pub(super) fn file(directory: &Path, protocol: Protocol, services: u32, kind: &str) -> PathBuf {
+    directory.join(format!("{protocol}-{services}.{kind}"))
 }
 
 /// Returns the files with the rules of so many Services, of both modes.
@@ -43,8 +42,8 @@ pub(super) fn files(
     protocol: Protocol,
     services: u32,
 ) -> impl Iterator<Item = PathBuf> {
-    let file = move |kind| directory.join(file_name(protocol, services, kind));
-    [NFT, IPTABLES_V4, IPTABLES_V6].into_iter().map(file)
+    let kinds = [NFT, IPTABLES_V4, IPTABLES_V6].into_iter();
+    kinds.map(move |kind| file(directory, protocol, services, kind))
 }
 
 /// Writes the rules of so many Services of one protocol, of both modes, into a directory, unless they are there.
@@ -84,7 +83,7 @@ pub fn take(
         };
         for (program, arguments, kind) in sources {
             let rules = output(machine.command(program).args(*arguments))?;
-            let file = directory.join(file_name(protocol, services, kind));
+            let file = file(directory, protocol, services, kind);
             fs::write(&file, without_accounting(&rules))
                 .with_context(|| format!("writing {}", file.display()))?;
         }
@@ -107,10 +106,7 @@ fn without_accounting(rules: &str) -> String {
 }
 
 fn service_of(protocol: Protocol, number: u32) -> Service {
-    let backends = |family| match family {
-        Family::V4 => (AddressFamily::Ipv4, backends(family).to_vec()),
-        Family::V6 => (AddressFamily::Ipv6, backends(family).to_vec()),
-    };
+    let backends = |family: Family| (family.into(), backends(family).to_vec());
     Service {
         name: format!("bench-{number}"),
         vips: Family::ALL.map(|family| service(family, number)).to_vec(),

@@ -25,6 +25,7 @@ use super::{
 use crate::{
     datapath::frames::{self, EDGE_V4, EDGE_V6, Family},
     load::{frame::Framing, sockets::now_ns},
+    wire::kube_proxy::prepare,
 };
 
 /// Frames in the generator's list: known flows, then new ones for each trial.
@@ -113,12 +114,7 @@ impl Wire {
         let (near, far) = (self.near()?, self.far()?);
         // As NICs have it. Without it, veth takes no live frames.
         far.set_offload(Offload::Gro, true)?;
-        self.edge.enable_forwarding()?;
-        for scope in ["all", "default", Self::FAR] {
-            // It has one interface: a redirect to a backend would bypass it.
-            let key = format!("net/ipv4/conf/{scope}/send_redirects");
-            self.edge.set_sysctl(&key, "0")?;
-        }
+        prepare(&self.edge, Self::FAR)?;
         for (address, length) in [(EDGE_V4.into(), 24), (EDGE_V6.into(), 64)] {
             far.add_address(Cidr { address, length })?;
         }

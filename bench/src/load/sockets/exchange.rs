@@ -6,7 +6,6 @@ use std::{
     num::NonZeroU64,
     sync::{Mutex, OnceLock, PoisonError},
     thread,
-    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -16,9 +15,9 @@ use rustix::{
     io::Errno,
     thread::set_current_timer_slack,
 };
-use socket2::{Domain, Socket, Type};
+use socket2::Type;
 
-use super::{Flow, GRACE, Request, Way, as_ns, now_ns, sleep_until};
+use super::{Flow, GRACE, Request, Way, as_ns, client_socket, now_ns, sleep_until};
 use crate::{
     load::message::{Incoming, framed},
     probe::PROBE_LENGTH,
@@ -137,12 +136,9 @@ impl<'a> Sockets<'a> {
         sent
     }
 
-    /// Begins to open the connection of a request. It is reset in the end: no port of the client has to wait.
+    /// Begins to open the connection of a request.
     fn open(&self, place: usize, [client, to]: [SocketAddr; 2]) -> io::Result<()> {
-        let socket = Socket::new(Domain::for_address(to), Type::STREAM.nonblocking(), None)?;
-        socket.set_reuse_address(true)?;
-        socket.set_linger(Some(Duration::ZERO))?;
-        socket.bind(&client.into())?;
+        let socket = client_socket(Type::STREAM.nonblocking(), client, to)?;
         match socket.connect(&to.into()) {
             Err(error) if error.raw_os_error() != Some(Errno::INPROGRESS.raw_os_error()) => {
                 return Err(error);

@@ -156,7 +156,6 @@ impl Agent {
             let paths = self.path_pause(now).unwrap_or(timeout);
             self.publish();
             let wake = self.watcher.wait(Some(timeout.min(paths)))?;
-            self.show_life();
             self.keep_announcing();
             while let Ok(command) = commands.try_recv() {
                 if self.obey(command) {

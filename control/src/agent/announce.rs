@@ -84,7 +84,7 @@ impl Agent {
             feed.reports().set_announced(self.announced_services());
         }
         self.announcing.plan(&new, now);
-        self.announcing.send(now);
+        self.send_announcements(now);
         outcomes
     }
 
@@ -230,7 +230,7 @@ impl Agent {
             self.problems.note(now, item, outcome);
         }
         self.announcing.plan(&result.again, now);
-        self.announcing.send(now);
+        self.send_announcements(now);
     }
 
     /// Lists the Services whose addresses are announced here, each with those addresses.
@@ -300,10 +300,17 @@ impl Agent {
         })
     }
 
-    /// Sends the announcements that are due, and looks for those of others.
+    /// Sends the announcements that are due, but none of an address that others announced while this thread stood
+    /// still: it may have stood still since the loop's last sign of life.
+    fn send_announcements(&mut self, now: Instant) {
+        self.show_life();
+        self.announcing.send(now);
+    }
+
+    /// Gives a sign of life of the loop, sends the announcements that are due, and looks for those of others.
     pub(super) fn keep_announcing(&mut self) {
         let now = Instant::now();
-        self.announcing.send(now);
+        self.send_announcements(now);
         let seen = self.announcing.seen_attached;
         if self.announcing.is_able && seen.is_none_or(|seen| now >= seen + ATTACHED_PAUSE) {
             self.announcing.seen_attached = Some(now);

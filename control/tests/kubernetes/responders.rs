@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use control::announce::election::API_RECOVERY;
 use control::announce::rendezvous;
 use lab::{Machine, Signal, Stopwatch, Topology, output, vip_v4, vip_v6, wait_for, wait_until};
 use nix::errno::Errno;
@@ -275,13 +276,16 @@ fn one_machine_answers_for_an_address_whatever_becomes_of_its_agent() {
     let since = Stopwatch::start();
     holder.signal(Signal::SIGSTOP);
     expect_successor(&askers, &since, other, || ());
+    let resumed = Instant::now();
     holder.signal(Signal::SIGCONT);
+    let alone = BTreeSet::from([other.mac()]);
     for asker in askers.iter().cycle().take(QUESTIONS) {
-        assert!(
-            !asker.ask().contains(&own.mac()),
-            "{} is the other's meanwhile",
-            asker.address
-        );
+        let answers = asker.ask();
+        // It takes the address back no sooner, and a busy machine may ask for longer.
+        if resumed.elapsed() >= API_RECOVERY {
+            break;
+        }
+        assert_eq!(answers, alone, "{} is the other's meanwhile", asker.address);
     }
     wait_for_own();
 

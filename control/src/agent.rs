@@ -23,6 +23,7 @@ mod full_tables;
 mod handle;
 mod health_checks;
 mod machine_state;
+mod mending;
 mod next_hops;
 mod path_mtus;
 mod periodic_work;
@@ -48,6 +49,7 @@ use self::cluster::Cluster;
 pub use self::handle::{Command, Handle, Question};
 use self::health_checks::HealthChecks;
 pub(crate) use self::health_checks::reasons;
+use self::mending::Mending;
 use self::next_hops::NextHops;
 use self::path_mtus::PathMtus;
 use self::periodic_work::PeriodicWork;
@@ -98,6 +100,7 @@ pub struct Agent {
     tables: Tables,
     programmed: Programmed,
     announcing: Announcing,
+    mending: Mending,
 
     periodic_work: PeriodicWork,
     problems: Problems,
@@ -220,6 +223,7 @@ impl Agent {
         let wanted = self.config.desired.interfaces.keys();
         let may_attach = self.attachments.look_for_unattached(wanted) || lost;
         let moved = self.look_for_pod_devices();
+        self.mending.forget_queues();
         if self.machine == before && !found && !may_attach && !moved {
             let outcome = self.next_hops.refresh(&mut self.tables);
             let outcome = outcome.map_err(|error| chain(&error));
@@ -229,6 +233,9 @@ impl Agent {
                 self.problems.note(Instant::now(), item, outcome);
             }
             self.show_announceable();
+            // An interface may have other queues.
+            let (item, outcome) = self.mend();
+            self.problems.note(Instant::now(), item, outcome);
         } else {
             self.settle();
         }
@@ -336,6 +343,7 @@ impl Agent {
     fn detach(&mut self) -> Result<Detached, String> {
         let interfaces = self.attachments.detach_all();
         let interfaces = interfaces.map_err(|error| chain(&error))?;
+        self.mending.end()?;
         tracing::info!(?interfaces, "detached, no pins are left");
         if let Err(error) = self.next_hops.release() {
             tracing::warn!(

@@ -19,6 +19,7 @@ use fastpath::facts::{self, InterfaceError};
 use fastpath::pins::Pins;
 
 use self::finding::{Finding, Severity, SubjectReport, page};
+use self::kernel::MENDING;
 use crate::config::host::{self, HostFacts};
 use crate::config::{self, Config, ConfigError, DEFAULT_PIN_DIR, InterfaceSelector};
 use crate::desired::{AttachMode, Desired, Role};
@@ -81,6 +82,14 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
         }
     }
     findings.append(&mut kernel.findings);
+
+    if config
+        .as_ref()
+        .is_some_and(|config| config.desired.mend.is_some())
+    {
+        let report = kernel::mending(facts::has_af_xdp(), &facts::process().missing(&MENDING));
+        findings.extend(report.findings);
+    }
 
     let ours = Pins::new(&pin_dir).interfaces().unwrap_or_default();
     let mut node = false;

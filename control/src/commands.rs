@@ -31,6 +31,7 @@ use crate::api::{
 use crate::cli::{self, Format, LogLevel, Output};
 use crate::desired::ServiceKey;
 use crate::render::Page;
+use fastpath::mend;
 use fastpath::pins::Pins;
 
 /// Time between the two samples of a rate.
@@ -385,6 +386,7 @@ fn detach_pins(pin_dir: &Path) -> Result<Detached> {
     let interfaces = Pins::new(pin_dir)
         .remove_all()
         .with_context(|| format!("cannot remove the pins below {}", pin_dir.display()))?;
+    mend::remove_pair()?;
     Ok(Detached { interfaces })
 }
 

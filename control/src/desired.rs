@@ -12,6 +12,8 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::hash::fnv_1a;
 
+pub use fastpath::mend::Limits as MendLimits;
+
 pub use self::check::{Check, CheckKind, HttpGet};
 pub use fastpath::tables::{
     BackendSpec, ForwardMode, NatSettings, Protocol, ServiceKey, ServiceSpec, TrafficPolicy,
@@ -47,6 +49,8 @@ pub struct Desired {
     pub trusted_edges: BTreeSet<IpNet>,
     /// Announcements to neighbours; `None` if there are none.
     pub announce: Option<Announce>,
+    /// How much is held of packets that XDP cannot finish; `None` if such packets are dropped.
+    pub mend: Option<MendLimits>,
     /// Whether nodes are checked by echoes.
     pub node_health: bool,
     /// Services by address, port and protocol. NodePorts have the unspecified address of their family.

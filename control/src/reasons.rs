@@ -4,7 +4,7 @@
 /// The explanation of a reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// `drop`, `fail`, `pass`, `reply` or `to_client`.
+    /// `drop`, `fail`, `pass`, `reply`, `to_client`, `punt` or `mend`.
     pub action: &'static str,
     /// The reason's label, as in the metrics.
     pub reason: &'static str,
@@ -295,6 +295,58 @@ explanations! {
             "An ICMP error about a packet of NAT mode, on its way to the client.";
             NOTHING;
     }
+    punt {
+        "punted_fragment": "early fragment, to the agent";
+            "A later fragment to a VIP, or from an edge, came before its datagram's first one. XDP handed it to the agent, which mends it (`mend: on`).";
+            "Nothing. If there are many, find out what on the way changes the order of packets, or have clients send smaller datagrams.";
+        "punted_node_fragment": "the same, to a node's address";
+            "As `punted_fragment`, to an address of this machine with NodePorts or of mode `nat`. It may be for the kernel, which gets it in the end.";
+            "Nothing. If there are many, find out what on the way changes the order of packets.";
+    }
+    mend {
+        "mend_taken": "received by the agent";
+            "The agent has received a punted packet. This is the sum of all others below, but `mend_lost_`, and of what is held. The counters of this section begin anew with the agent.";
+            NOTHING;
+        "mended": "mended, sent on by XDP";
+            "The ports became known, and the packet went back to XDP, which counts it again as it counts others.";
+            NOTHING;
+        "mend_passed_on": "ports unknown, to the kernel";
+            "The ports of a packet to an address of this machine stayed unknown. The kernel got it.";
+            NOTHING;
+        "mend_timed_out": "first fragment did not come";
+            "The first fragment of the datagram did not come in time (`mend_limits.wait`): it is lost, or goes by another edge.";
+            "If there are many of ordinary clients, have routers spread by addresses alone, so that all fragments reach one edge.";
+        "mend_source_share": "source has its share of memory";
+            "The held packets of this source take all that one source may have (`mend_limits.source_kib`).";
+            "A flood of fragments has many. If it is a client of yours, raise `mend_limits.source_kib`.";
+        "mend_out_of_memory": "memory needed for newer ones";
+            "The held packets took all the memory (`mend_limits.memory_kib`). Those that had waited longest gave way.";
+            "A flood of fragments has many. If your clients have, raise `mend_limits.memory_kib`.";
+        "mend_overlap": "fragments overlap";
+            "Fragments of one datagram overlap. None of those that are held is used (RFC 5722).";
+            "No ordinary sender does this: look at the source with `guideway capture reason punted_fragment -w FILE`.";
+        "mend_duplicate": "held already";
+            "The same fragment is held already.";
+            NOTHING;
+        "mend_unreadable": "no fragment, or too long";
+            "The packet is no later fragment, or its datagram would have more than 65535 bytes.";
+            "No ordinary sender does this: look at the source with `guideway capture reason punted_fragment -w FILE`.";
+        "mend_unsent": "way back did not take it";
+            "The veth pair by which mended packets come back did not take the packet, because its queue was full or somebody has removed it.";
+            "If it goes on, see whether `ip link` shows `guideway-mended`, and restart the agent.";
+        "mend_ended": "held as the agent ended";
+            "The packet was held as the agent ended, or as mending was switched off or got other limits.";
+            NOTHING;
+        "mend_lost_no_buffer": "no buffer free at the socket";
+            "The kernel had no buffer for a punted packet: the agent took packets out too slowly.";
+            "A flood of fragments has many. Otherwise look at the load of the machine's CPUs.";
+        "mend_lost_ring_full": "receive ring of the socket full";
+            "The receive ring of a queue's socket was full: the agent took packets out too slowly.";
+            "A flood of fragments has many. Otherwise look at the load of the machine's CPUs.";
+        "mend_lost_too_large": "too long for the socket";
+            "A punted packet did not fit into a buffer of the socket.";
+            "This should not be: report it.";
+    }
 }
 
 #[cfg(test)]
@@ -302,6 +354,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::path::Path;
 
+    use fastpath::mend::{LOSSES, Outcome};
     use xdp_prog::failure::Failure;
     use xdp_prog::reason::{self, ReasonKind};
 
@@ -314,10 +367,13 @@ mod tests {
             ReasonKind::Drop => "drop",
             ReasonKind::Reply => "reply",
             ReasonKind::ToClient => "to_client",
+            ReasonKind::Punt => "punt",
         };
         let reasons = reason::all().map(|(of, label)| (kind(of), label));
         let failures = Failure::ALL.map(|failure| ("fail", failure.label()));
-        let known: BTreeSet<_> = reasons.chain(failures).collect();
+        let outcomes = Outcome::ALL.map(Outcome::label).into_iter();
+        let mended = outcomes.chain(LOSSES).map(|label| ("mend", label));
+        let known: BTreeSet<_> = reasons.chain(failures).chain(mended).collect();
         let explained = EXPLANATIONS.iter().map(|one| (one.action, one.reason));
         assert_eq!(explained.clone().collect::<BTreeSet<_>>(), known);
         assert_eq!(explained.count(), known.len());
@@ -334,8 +390,8 @@ mod tests {
             `guideway drops` counts each packet that did not go on to a backend, by reason. The metrics `guideway_packets_total`\n\
             and `guideway_transmit_failures_total` have the reasons as labels. This page says what each reason means, how it comes\n\
             about and what to do. `guideway drops --explain REASON` says the same at the terminal.\n\n\
-            `guideway capture reason REASON -w FILE` writes the packets of a reason to a file. It takes no reason of `fail`, because\n\
-            a failure shows only after the program has run. It sees no packet that pods or the machine itself send (`translated`,\n\
+            `guideway capture reason REASON -w FILE` writes the packets of a reason to a file. It takes no reason of `fail` or\n\
+            `mend`, because these show only after the program has run. It sees no packet that pods or the machine itself send (`translated`,\n\
             `probe_sent`, `not_writable`): use tcpdump for those.\n"
             .to_owned();
         for (action, title) in [
@@ -344,6 +400,11 @@ mod tests {
             ("pass", "Passed on to the machine's own kernel"),
             ("reply", "Answered by Guideway itself"),
             ("to_client", "Sent on to clients"),
+            ("punt", "Handed to the agent, which mends them"),
+            (
+                "mend",
+                "What became of packets that were handed to the agent",
+            ),
         ] {
             page += &format!("\n## {title} (`{action}`)\n\n");
             page += "| reason | meaning | cause | remedy |\n|---|---|---|---|\n";

@@ -224,6 +224,7 @@ impl MachineServices {
                 node,
                 mtu: machine.mtu.filter(|_| node && desired.clamp_mss),
                 probes: diverts_checks,
+                mend: desired.mend.is_some(),
                 nat: (desired.edge && totals.has_nat()).then_some(desired.nat),
             },
             addresses: Arc::clone(&self.addresses),

@@ -145,7 +145,7 @@ impl Announcer {
         }
     }
 
-    fn send(&self, frame: &[u8], link: &Link) -> io::Result<()> {
+    pub(crate) fn send(&self, frame: &[u8], link: &Link) -> io::Result<()> {
         let flags = MsgFlags::empty();
         sendto(self.socket.as_raw_fd(), frame, &link.address, flags)?;
         Ok(())

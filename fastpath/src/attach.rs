@@ -248,6 +248,16 @@ impl Loaded {
         self.attachment(device, mode, id)
     }
 
+    /// Attaches the program for mended frames, in place of one that this process attached before. Its link is not
+    /// pinned: without the agent, no frame comes there.
+    pub(crate) fn attach_mended(&mut self, device: u32) -> Result<(), LinkFailure> {
+        let program = self.mended_program_mut();
+        let id = program.attach_to_if_index(device, AyaMode::Driver)?;
+        let link = FdLink::try_from(program.take_link(id)?)?;
+        self.keep_mended(link);
+        Ok(())
+    }
+
     fn attachment(
         &self,
         device: &Interface,

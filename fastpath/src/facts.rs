@@ -27,7 +27,7 @@ pub use interface::{
     members, mtus,
 };
 pub(crate) use interface::{link, links};
-pub use kernel::{Bpffs, Jit, Kernel, KernelVersion, Lockdown, Softirq, bpffs, kernel};
+pub use kernel::{Bpffs, Jit, Kernel, KernelVersion, Lockdown, Softirq, bpffs, has_af_xdp, kernel};
 pub use masquerade::masquerades;
 pub use process::{Capability, Process, process};
 pub use settings::{

@@ -12,6 +12,8 @@ pub mod echo;
 pub mod facts;
 pub mod load;
 pub mod memory;
+#[cfg(any(feature = "xsk", test))]
+pub mod mend;
 mod netlink;
 pub mod nexthop;
 pub mod object;

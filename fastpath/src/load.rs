@@ -17,10 +17,12 @@ use aya::{
 use xdp_prog::{
     abi::{EGRESS_PROGRAM, XDP_PROGRAM, map},
     capture::Slot,
+    punt::MENDED_PROGRAM,
     stage::Stage,
 };
 
 pub(crate) use self::error::explain;
+use self::error::pinned_map_error;
 use self::pinned::Prepared;
 pub use self::{
     error::LoadError,
@@ -65,6 +67,8 @@ pub struct Loader {
     object: &'static [u8],
     pins: Option<Pins>,
     max_entries: BTreeMap<String, u32>,
+    /// Whether the kernel has AF_XDP sockets.
+    has_af_xdp: bool,
 }
 
 impl Loader {
@@ -84,7 +88,15 @@ impl Loader {
             object: object::bytes(),
             pins: None,
             max_entries: BTreeMap::new(),
+            has_af_xdp: facts::has_af_xdp(),
         }
+    }
+
+    /// Loads as for a kernel without AF_XDP sockets. For tests.
+    #[must_use]
+    pub const fn without_af_xdp(mut self) -> Self {
+        self.has_af_xdp = false;
+        self
     }
 
     /// Loads this object instead of the embedded one. It must have the same maps, and programs of the same names. For
@@ -156,6 +168,7 @@ impl Loader {
             resized: prepared.map_or_else(Vec::new, |prepared| prepared.resized),
             unpinned_links: Vec::new(),
             unpinned_filters: Vec::new(),
+            mended: None,
         })
     }
 
@@ -172,11 +185,15 @@ impl Loader {
             for map in declared.keys() {
                 loader.map_pin_path(map, pins.map(map));
             }
+            if !self.has_af_xdp {
+                pin_stand_in(&declared[map::XSKS], &pins.map(map::XSKS))?;
+            }
         }
         let mut ebpf = loader
             .load(self.object)
             .map_err(|error| explain(error, declared, release))?;
-        load_programs(&mut ebpf).map_err(|error| explain(error, declared, release))?;
+        load_programs(&mut ebpf, self.has_af_xdp)
+            .map_err(|error| explain(error, declared, release))?;
         if let Some(pins) = &self.pins {
             pin_capture(&mut ebpf, pins)?;
         }
@@ -211,6 +228,8 @@ pub struct Loaded {
     resized: Vec<Resized>,
     unpinned_links: Vec<FdLink>,
     unpinned_filters: Vec<OwnedFilter>,
+    /// The link of the program for mended frames.
+    mended: Option<FdLink>,
 }
 
 impl Loaded {
@@ -259,6 +278,11 @@ impl Loaded {
         self.get_mut(EGRESS_PROGRAM)
     }
 
+    /// Returns the XDP program at the end of the way by which mended frames come back.
+    pub(crate) fn mended_program_mut(&mut self) -> &mut Xdp {
+        self.get_mut(MENDED_PROGRAM)
+    }
+
     /// Returns the program of a tracepoint; it is not loaded with the others.
     pub(crate) fn trace_program_mut(&mut self, name: &str) -> &mut RawTracePoint {
         self.get_mut(name)
@@ -298,6 +322,16 @@ impl Loaded {
         }
     }
 
+    /// Holds the link of the program for mended frames.
+    pub(crate) fn keep_mended(&mut self, link: FdLink) {
+        self.mended = Some(link);
+    }
+
+    /// Detaches the program for mended frames.
+    pub fn detach_mended(&mut self) {
+        self.mended = None;
+    }
+
     /// Holds a filter, which is removed when the program is unloaded.
     pub(crate) fn keep_filter(&mut self, filter: OwnedFilter) {
         self.unpinned_filters.push(filter);
@@ -313,7 +347,8 @@ const fn map_data(map: &Map) -> Option<&MapData> {
         | Map::LruHashMap(data)
         | Map::PerCpuArray(data)
         | Map::ProgramArray(data)
-        | Map::RingBuf(data) => Some(data),
+        | Map::RingBuf(data)
+        | Map::XskMap(data) => Some(data),
         _ => None,
     }
 }
@@ -323,12 +358,17 @@ const fn map_data(map: &Map) -> Option<&MapData> {
 /// Nothing changes for running programs before the verifier has accepted all of the new ones. The map of stages may
 /// be adopted, and programs that are attached already may use it. A stage may be newer than the program that calls
 /// it, because it parses the unchanged frame again.
-fn load_programs(ebpf: &mut Ebpf) -> Result<(), EbpfError> {
+fn load_programs(ebpf: &mut Ebpf, has_af_xdp: bool) -> Result<(), EbpfError> {
     let mut stages = Vec::with_capacity(Stage::ALL.len());
     for stage in Stage::ALL {
+        // Without it, what is to be punted ends as it does where nobody takes it.
+        if stage == Stage::Punt && !has_af_xdp {
+            continue;
+        }
         stages.push((stage.index(), load_xdp(ebpf, stage.program())?));
     }
     load_xdp(ebpf, XDP_PROGRAM)?;
+    load_xdp(ebpf, MENDED_PROGRAM)?;
     load_xdp(ebpf, Slot::Around.program())?;
     let edge = (Slot::Edge.index(), load_xdp(ebpf, Slot::Edge.program())?);
     let egress: &mut SchedClassifier = ebpf
@@ -338,6 +378,25 @@ fn load_programs(ebpf: &mut Ebpf) -> Result<(), EbpfError> {
     egress.load()?;
     set_programs(ebpf, map::STAGES, &stages)?;
     set_programs(ebpf, map::CAPTURE, &[edge])
+}
+
+/// Pins an array in place of the map of sockets, which only kernels with AF_XDP make. The loader adopts it, and no
+/// program that is loaded there uses it.
+fn pin_stand_in(declared: &aya_obj::Map, path: &Path) -> Result<(), LoadError> {
+    if path.exists() {
+        return Ok(());
+    }
+    let array = aya_obj::Map::new_from_params(
+        MapType::Array as u32,
+        declared.key_size(),
+        declared.value_size(),
+        declared.max_entries(),
+        0,
+    );
+    let array = MapData::create(array, map::XSKS, None);
+    let array = array.map_err(|error| pinned_map_error(map::XSKS, error))?;
+    pin(path, |path| array.pin(path))?;
+    Ok(())
 }
 
 fn load_xdp(ebpf: &mut Ebpf, name: &str) -> Result<ProgramFd, EbpfError> {

@@ -19,7 +19,7 @@
 //! A port belongs to one thread. Nothing in it is locked or shared.
 
 #[cfg(test)]
-mod memory;
+pub(crate) mod memory;
 mod open;
 mod rings;
 #[cfg(test)]
@@ -242,6 +242,11 @@ impl<R: Rings> Port<R> {
     #[must_use]
     pub const fn rings(&self) -> &R {
         &self.rings
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn rings_mut(&mut self) -> &mut R {
+        &mut self.rings
     }
 
     fn reap(&mut self) {

@@ -23,9 +23,12 @@ use std::{
 
 use aya::maps::lpm_trie::Key;
 use ipnet::IpNet;
-use xdp_prog::abi::{
-    AddressKey, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow, NextHop,
-    PathReport, Pod, PodFlow, PodKey, Probe, Service, SourcePrefix, TaggedLink, Tuple, map,
+use xdp_prog::{
+    abi::{
+        AddressKey, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow, NextHop,
+        PathReport, Pod, PodFlow, PodKey, Probe, Service, SourcePrefix, TaggedLink, Tuple, map,
+    },
+    reason::PuntReason,
 };
 
 pub use self::{
@@ -342,6 +345,14 @@ impl Tables {
                 .map(|(key, backend)| (*key, counters.backends.of(backend.id)))
                 .collect(),
         })
+    }
+
+    /// Returns the number of packets that XDP has handed to the agent.
+    pub fn punted(&self) -> u64 {
+        let reasons = PuntReason::ALL.iter();
+        reasons
+            .map(|reason| self.counters.reason(reason.index()))
+            .sum()
     }
 
     /// Reports how full the tables are.

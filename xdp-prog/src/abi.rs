@@ -170,6 +170,10 @@ pub mod map {
     pub const EVENTS_LOST: &str = "EVENTS_LOST";
     /// Program array by [`crate::stage::Stage`].
     pub const STAGES: &str = "STAGES";
+    /// Array of AF_XDP sockets, to which frames are punted.
+    pub const XSKS: &str = "XSKS";
+    /// Hash from a queue of a device ([`crate::punt::queue_key`]) to the `u32` index of its socket in `XSKS`.
+    pub const PUNT_QUEUES: &str = "PUNT_QUEUES";
     /// Mmapable array of `u64` packets: for each CPU [`super::REASONS_OF_CPU`], by [`crate::reason`] index.
     pub const REASONS: &str = "REASONS";
     /// Mmapable array with an element for each CPU: what a run keeps for its next stage, and the clock.
@@ -236,6 +240,8 @@ pub mod size {
     pub const ANSWERS: usize = 16_384;
     /// Links in `ANNOUNCE_LINKS`.
     pub const ANNOUNCE_LINKS: usize = 1_024;
+    /// Queues whose frames can be punted.
+    pub const PUNT_QUEUES: usize = 1_024;
 }
 
 /// Asserts the sizes of types that have no padding, and implements aya's `Pod` for them.
@@ -292,7 +298,8 @@ pub struct Config {
     pub services_of_cpu: u32,
     /// Number of counters that each CPU has in `BACKEND_TRAFFIC`.
     pub backends_of_cpu: u32,
-    /// [`CONFIG_NODE`], [`CONFIG_PROBES`], [`CONFIG_ANNOUNCE`], [`CONFIG_OVERFLOW`].
+    /// [`CONFIG_NODE`], [`CONFIG_PROBES`], [`CONFIG_ANNOUNCE`], [`CONFIG_OVERFLOW`],
+    /// [`CONFIG_MEND`].
     pub flags: u32,
     /// Number that rises after each change of addresses, trusted edges, services and pods. Notes of the programs
     /// count only in the generation that they were made in.
@@ -339,6 +346,9 @@ pub const CONFIG_ANNOUNCE: u32 = 4;
 
 /// [`Config::flags`]: `SERVICE_OVERFLOW` has entries.
 pub const CONFIG_OVERFLOW: u32 = 8;
+
+/// [`Config::flags`]: the agent of this machine mends packets.
+pub const CONFIG_MEND: u32 = 16;
 
 /// `VIPS` flag: a virtual address. Without another flag, every packet for it is ours, whether or not a service has
 /// its port.

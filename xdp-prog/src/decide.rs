@@ -14,3 +14,5 @@ mod message;
 pub mod nat;
 pub mod node;
 pub mod owner;
+
+pub(crate) use self::head::key_of_datagram;

@@ -27,6 +27,7 @@ pub mod ip;
 pub mod maglev;
 pub mod parse;
 pub mod process;
+pub mod punt;
 pub mod reason;
 pub mod rewrite;
 pub mod stage;

@@ -12,6 +12,7 @@ use crate::{
         },
     },
     frame::{FrameMut, FrameSum},
+    punt,
     reason::{DropReason, PassReason, ReplyReason, ToClientReason},
     rewrite,
     stage::Stage,
@@ -90,6 +91,7 @@ pub fn resume<F: FrameMut + FrameSum, T: World>(
         Stage::Neighbour => return advertise(frame, tables, ingress),
         Stage::Path => icmp::path::decide(frame, tables),
         Stage::PodFlow => return action_or_drop(tables, deliver_of_new_flow(frame, tables)),
+        Stage::Punt => return end_unpunted(tables),
     };
     carry_out(frame, tables, ingress, verdict)
 }
@@ -147,6 +149,12 @@ fn carry_out<F: FrameMut + FrameSum, T: World>(
     };
     tables.count_reason(dropped.index());
     Action::Drop
+}
+
+/// Ends the packet of [`Stage::Punt`] where nobody takes it.
+#[inline(always)]
+pub fn end_unpunted<T: World>(tables: &T) -> Action {
+    end_unanswered(tables, punt::otherwise(tables))
 }
 
 #[inline(always)]

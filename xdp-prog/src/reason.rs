@@ -200,10 +200,17 @@ reasons! {
         /// An ICMP error about a packet of NAT mode that went to a backend.
         NatError = "nat_error",
     }
+    /// Packets that XDP has handed to the agent.
+    PuntReason from ToClientReason::END => {
+        /// A later fragment to a VIP, or within IP-in-IP to a node, that arrived before its first one.
+        Fragment = "punted_fragment",
+        /// As `Fragment`, to an address of this machine with NodePorts or of NAT mode: it may be for the kernel.
+        NodeFragment = "punted_node_fragment",
+    }
 }
 
 /// Number of counters in `REASONS`.
-pub const REASON_COUNT: usize = ToClientReason::END as usize;
+pub const REASON_COUNT: usize = PuntReason::END as usize;
 
 /// The fate of a reason's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -216,6 +223,8 @@ pub enum ReasonKind {
     Reply,
     /// The packets went on to clients.
     ToClient,
+    /// The packets went to the agent, which mends them.
+    Punt,
 }
 
 /// Lists every reason as (kind, label) in the order of the counters.
@@ -232,7 +241,14 @@ pub fn all() -> impl Iterator<Item = (ReasonKind, &'static str)> {
     let to_clients = ToClientReason::ALL
         .iter()
         .map(|reason| (ReasonKind::ToClient, reason.label()));
-    passes.chain(drops).chain(replies).chain(to_clients)
+    let punts = PuntReason::ALL
+        .iter()
+        .map(|reason| (ReasonKind::Punt, reason.label()));
+    passes
+        .chain(drops)
+        .chain(replies)
+        .chain(to_clients)
+        .chain(punts)
 }
 
 #[cfg(test)]
@@ -246,7 +262,8 @@ mod tests {
             .map(|reason| reason.index())
             .chain(DropReason::ALL.iter().map(|reason| reason.index()))
             .chain(ReplyReason::ALL.iter().map(|reason| reason.index()))
-            .chain(ToClientReason::ALL.iter().map(|reason| reason.index()));
+            .chain(ToClientReason::ALL.iter().map(|reason| reason.index()))
+            .chain(PuntReason::ALL.iter().map(|reason| reason.index()));
         assert!(indices.eq((0..).take(REASON_COUNT)));
         assert_eq!(all().count(), REASON_COUNT);
     }

@@ -46,11 +46,13 @@ pub enum Stage {
     NatShare = 17,
     /// Node role: IP-in-IP that is not delivered as others of its flow were.
     Decap = 18,
+    /// Hands frames to the agent that XDP cannot finish, or ends them where nobody takes them.
+    Punt = 19,
 }
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Receive,
         Self::Local,
         Self::Icmp,
@@ -70,11 +72,22 @@ impl Stage {
         Self::NatProof,
         Self::NatShare,
         Self::Decap,
+        Self::Punt,
     ];
 
     /// Returns the index in `STAGES`.
     pub const fn index(self) -> u32 {
         self as u32
+    }
+
+    /// Tells whether the stage asks for the device of a frame that may be a mended one. Such a frame has come back by
+    /// another device than the one that it came in by.
+    #[inline(always)]
+    pub const fn takes_mended(self) -> bool {
+        matches!(
+            self,
+            Self::Fragment | Self::FragmentWithin | Self::NatFragment | Self::Decap
+        )
     }
 
     /// Returns the name of the stage's program in the object.
@@ -99,6 +112,7 @@ impl Stage {
             Self::NatProof => "guideway_nat_proof",
             Self::NatShare => "guideway_nat_share",
             Self::Decap => "guideway_decap",
+            Self::Punt => "guideway_punt",
         }
     }
 }

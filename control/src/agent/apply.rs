@@ -85,6 +85,7 @@ impl Agent {
         self.attachments.finish_inheritance(&mut self.tables);
         // Only now, when the services at these addresses are in the tables.
         attempt.outcomes.extend(self.announce());
+        attempt.outcomes.push(self.mend());
         attempt.outcomes.extend(self.missing_interfaces());
         attempt
     }

@@ -19,6 +19,7 @@ pub(crate) enum Item {
     Interface(String),
     Egress(String),
     Announce(String),
+    Mend,
     Service(ServiceKey),
 }
 
@@ -124,7 +125,8 @@ fn describe((item, reason): (&Item, &String)) -> String {
         | Item::NextHops
         | Item::Interface(_)
         | Item::Egress(_)
-        | Item::Announce(_) => reason.clone(),
+        | Item::Announce(_)
+        | Item::Mend => reason.clone(),
     }
 }
 

@@ -19,6 +19,7 @@ use super::announcing::Announcing;
 use super::attachments::Attachments;
 use super::cluster::Cluster;
 use super::health_checks::HealthChecks;
+use super::mending::Mending;
 use super::next_hops::NextHops;
 use super::path_mtus::PathMtus;
 use super::periodic_work::PeriodicWork;
@@ -165,6 +166,7 @@ impl Agent {
             tables,
             programmed: Programmed::new(now),
             announcing: Announcing::default(),
+            mending: Mending::default(),
             periodic_work: PeriodicWork::new(now),
             problems: Problems::default(),
             publication: Publication::new(now),

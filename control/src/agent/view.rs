@@ -14,6 +14,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::Agent;
+use super::mending::MendView;
 use super::problems::Problems;
 use crate::announce::LoopHeartbeat;
 use crate::api::{ConfigStatus, Egress, HashSeed, Interface};
@@ -57,6 +58,8 @@ pub(crate) struct View {
     /// What could not be applied.
     pub(crate) problems: Problems,
     pub(crate) not_made: NotMade,
+    /// The thread that mends packets, if it is asked for.
+    pub(crate) mend: Option<MendView>,
     /// Warnings for users.
     pub(crate) warnings: Vec<String>,
     pub(crate) cluster: Option<ClusterView>,
@@ -144,6 +147,7 @@ impl Agent {
             is_drained: self.announcing.is_drained(),
             problems: self.problems.clone(),
             not_made: self.health_checks.not_made,
+            mend: self.mending.view(),
             warnings: warnings.chain(self.next_hops.warning()).cloned().collect(),
             cluster: self.cluster_view(),
         };

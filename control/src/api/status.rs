@@ -37,6 +37,8 @@ pub struct Status {
     pub services: usize,
     /// Results of the checks of backends and nodes.
     pub health: Health,
+    /// The mending of packets; `None` if it is off.
+    pub mend: Option<MendStatus>,
     /// All problems, one line each: first what could not be applied, then checks that are not made, then
     /// problems of Kubernetes objects.
     pub problems: Vec<String>,
@@ -94,6 +96,30 @@ pub struct Untrusted {
     pub source: String,
     /// Seconds since its last packet.
     pub seconds_ago: u64,
+}
+
+/// The mending of packets that XDP cannot finish. Its numbers begin with the agent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MendStatus {
+    /// Receive queues of the interfaces.
+    pub queues: usize,
+    /// Those that are open.
+    pub open: usize,
+    /// Packets that XDP has handed over.
+    pub punted: u64,
+    /// Those that the agent has received.
+    pub taken: u64,
+    /// Those that the kernel has lost, as far as it tells.
+    pub lost: u64,
+    /// Those that are held at the moment.
+    pub held: u64,
+    /// Memory that these take.
+    pub held_bytes: u64,
+    /// Memory that they may take.
+    pub memory_bytes: u64,
+    /// Why queues are not open.
+    pub problems: Vec<String>,
 }
 
 /// Results of the checks of backends and nodes.

@@ -84,6 +84,45 @@ pub(super) fn process(process: &Process) -> SubjectReport {
     report
 }
 
+/// What mending takes beside the rights that loading takes.
+pub(super) const MENDING: [Capability; 2] = [Capability::NetRaw, Capability::IpcLock];
+
+/// Judges whether packets can be mended, as the configuration asks for.
+pub(super) fn mending(has_af_xdp: bool, missing: &[Capability]) -> SubjectReport {
+    let mut report = SubjectReport::of("mend");
+    if has_af_xdp {
+        report.ok("AF_XDP", "the kernel has it");
+    } else {
+        report.fail(
+            "AF_XDP",
+            "the kernel is built without CONFIG_XDP_SOCKETS",
+            "use a kernel that has it, as the distributions build it, or leave mend off",
+        );
+    }
+    if !missing.contains(&Capability::NetRaw) {
+        report.ok("sockets", Capability::NetRaw.to_string());
+    } else {
+        report.fail(
+            "sockets",
+            format!("{} missing", Capability::NetRaw),
+            "grant it to the unit or container, or leave mend off",
+        );
+    }
+    if !missing.contains(&Capability::IpcLock) {
+        report.ok("locked memory", Capability::IpcLock.to_string());
+    } else {
+        report.warn(
+            "locked memory",
+            format!(
+                "{} missing: each receive queue takes 2 MiB of the limit of locked memory",
+                Capability::IpcLock
+            ),
+            "grant it to the unit or container, or raise the limit (LimitMEMLOCK=)",
+        );
+    }
+    report
+}
+
 fn list(capabilities: &[Capability]) -> String {
     let names: Vec<String> = capabilities.iter().map(ToString::to_string).collect();
     names.join(", ")
@@ -246,6 +285,21 @@ mod tests {
         assert_eq!(finding.detail, "1000 of 1000");
         let remedy = "sysctl -w net.ipv6.neigh.default.gc_thresh3=4000";
         assert!(finding.remedy.starts_with(remedy), "{finding:?}");
+    }
+
+    #[test]
+    fn what_mending_lacks_is_named() {
+        use Severity::{Fail, Ok, Warn};
+        for (has_af_xdp, missing, expected) in [
+            (true, &[][..], [Ok, Ok, Ok]),
+            (false, &[], [Fail, Ok, Ok]),
+            (true, &MENDING[..1], [Ok, Fail, Ok]),
+            (true, &MENDING[1..], [Ok, Ok, Warn]),
+        ] {
+            let found = mending(has_af_xdp, missing).findings;
+            let severities: Vec<_> = found.iter().map(|finding| finding.severity).collect();
+            assert_eq!(severities, expected, "{found:?}");
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use fastpath::clock::monotonic_ns;
 use fastpath::pins::Pins;
 use tokio::signal::unix::{SignalKind, signal};
 
-use self::comment::Names;
+use self::comment::{Names, is_punted};
 use self::devices::Devices;
 use self::file::{Direction, PcapNg, Record};
 use super::{keys_of, width_of};
@@ -127,7 +127,7 @@ impl Session {
             comment: format!("before: {comment}"),
         })?;
         // An unchanged frame would only be in the file twice.
-        let Some(after) = after.filter(|_| captured.is_changed()) else {
+        let Some(after) = after.filter(|_| captured.is_changed() && !is_punted(event)) else {
             return Ok(());
         };
         let (device, direction) = match event.action {

@@ -4,11 +4,12 @@
 
 use serde_json::{Value, json};
 
+use super::validate::written;
 use super::{
     Config, DEFAULT_HASH_SEED, HealthCheckNodePorts, InterfaceEntry, InterfaceSelector, Kubernetes,
     TableSizes,
 };
-use crate::desired::{Announce, Desired, NodePortAddresses, Role};
+use crate::desired::{Announce, Desired, MendLimits, NodePortAddresses, Role};
 
 /// Size of a slot in the arena of lookup tables, in bytes.
 const SLOT_BYTES: u32 = 4;
@@ -40,6 +41,8 @@ pub fn effective(config: &Config) -> Value {
         "trusted_edges": texts(&desired.trusted_edges),
         "kubernetes": config.kubernetes.as_ref().map(kubernetes),
         "announce": desired.announce.as_ref().map(announce),
+        "mend": switch(desired.mend.is_some()),
+        "mend_limits": mend_limits(desired.mend.unwrap_or_default()),
         "tables": tables(&config.tables),
         "api": {"socket": config.socket},
         "metrics": {"listen": config.metrics.map_or_else(|| "off".to_owned(), |at| at.to_string())},
@@ -125,6 +128,14 @@ fn announce(announce: &Announce) -> Value {
         "interfaces": announce.interfaces,
         "addresses": texts(&announce.within),
         "node_selector": announce.node_selector,
+    })
+}
+
+fn mend_limits(limits: MendLimits) -> Value {
+    json!({
+        "memory_kib": limits.bytes >> 10,
+        "source_kib": limits.bytes_of_source >> 10,
+        "wait": written(limits.wait),
     })
 }
 

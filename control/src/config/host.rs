@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::Path;
 
+use fastpath::mend::MENDED_END;
 use nix::sys::socket::SockaddrStorage;
 
 use super::problem::{Position, Problem};
@@ -39,6 +40,10 @@ pub fn facts() -> std::io::Result<HostFacts> {
     };
     for interface in nix::ifaddrs::getifaddrs()? {
         let name = interface.interface_name;
+        // What it has is nobody's address.
+        if name == MENDED_END {
+            continue;
+        }
         let Some(address) = interface.address else {
             continue;
         };

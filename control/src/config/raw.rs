@@ -91,6 +91,8 @@ sections! {
         trusted_edges: List<Spanned<String>>,
         kubernetes: Option<Spanned<Kubernetes>>,
         announce: Option<Spanned<Announce>>,
+        mend: Text,
+        mend_limits: Option<MendLimits>,
         tables: Option<Tables>,
         api: Option<Api>,
         metrics: Option<Metrics>,
@@ -173,6 +175,11 @@ sections! {
         interfaces: List<Spanned<String>>,
         addresses: List<Spanned<String>>,
         node_selector: Option<Spanned<BTreeMap<String, String>>>,
+    }
+    MendLimits {
+        memory_kib: Text,
+        source_kib: Text,
+        wait: Text,
     }
     Tables {
         lut_arena_mib: Text,

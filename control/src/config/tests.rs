@@ -420,7 +420,7 @@ macro_rules! cases {
 /// Each replacement changes the first occurrence.
 const CASES: &[Case] = cases! {
     "unknown field at the top": "vips:" => "vpis:",
-        "3:1: vpis: unknown field; the fields here are interfaces, roles, nodes, hash_seed, sources, nat, default_mode, vips, node_port_addresses, node_port_range, clamp_mss, services, health, node_health, trusted_edges, kubernetes, announce, tables, api, metrics, pin_dir, node_config";
+        "3:1: vpis: unknown field; the fields here are interfaces, roles, nodes, hash_seed, sources, nat, default_mode, vips, node_port_addresses, node_port_range, clamp_mss, services, health, node_health, trusted_edges, kubernetes, announce, mend, mend_limits, tables, api, metrics, pin_dir, node_config";
     "unknown field of an interface": "  - name: eth0" => "  - name: eth0\n    speed: 10",
         "3:5: speed: unknown field; the fields here are name, pattern, default_route, mode";
     "unknown field of a service": "    port: 80" => "    prot: 80",
@@ -512,6 +512,19 @@ const CASES: &[Case] = cases! {
         "1:14: nat.ports \"0-9\": not a range of ports; write it like 61001-65535";
     "NAT ports backwards": "interfaces:" => "nat: {ports: 50001-50000}\ninterfaces:",
         "1:14: nat.ports \"50001-50000\": not a range of ports; write it like 61001-65535";
+
+    "mend is no switch": "interfaces:" => "mend: true\ninterfaces:",
+        "1:7: mend \"true\": not a switch; use on or off";
+    "mend without memory": "interfaces:" => "mend_limits: {memory_kib: 0}\ninterfaces:",
+        "1:27: mend_limits.memory_kib \"0\": not a size; give a number from 4 to 1048576";
+    "mend beyond memory": "interfaces:" => "mend_limits: {memory_kib: 1048577}\ninterfaces:",
+        "1:27: mend_limits.memory_kib \"1048577\": not a size; give a number from 4 to 1048576";
+    "mend's share of a source": "interfaces:" => "mend_limits: {memory_kib: 16, source_kib: 17}\ninterfaces:",
+        "1:43: mend_limits.source_kib \"17\": more than mend_limits.memory_kib, which is for all sources; give less, or raise memory_kib";
+    "mend waits for nothing": "interfaces:" => "mend_limits: {wait: 0ms}\ninterfaces:",
+        "1:21: mend_limits.wait \"0ms\": not a time to wait; give one from 1ms to 30s";
+    "mend waits too long": "interfaces:" => "mend_limits: {wait: 31s}\ninterfaces:",
+        "1:21: mend_limits.wait \"31s\": not a time to wait; give one from 1ms to 30s";
 
     "default mode": "interfaces:" => "default_mode: dsr\ninterfaces:",
         "1:15: default_mode \"dsr\": not a forwarding mode; use ipip, l2dsr or nat";

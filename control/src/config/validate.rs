@@ -21,6 +21,7 @@ use imbl::{OrdMap, OrdSet};
 use serde_saphyr::Spanned;
 
 pub(crate) use self::health::HealthDefaults;
+pub(super) use self::health::written;
 use self::values::{Refusal, refusal};
 pub(super) use self::values::{network, seed};
 use super::interfaces::with_modes;
@@ -103,6 +104,7 @@ impl Rules {
                 clamp_mss: clamp_mss.unwrap_or(true),
                 trusted_edges,
                 announce: self.announce(file, source),
+                mend: self.mend(file),
                 node_health: node_health.unwrap_or(true),
                 services: services
                     .into_iter()

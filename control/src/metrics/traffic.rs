@@ -11,11 +11,22 @@ pub(super) fn encode(snapshot: &Snapshot, metrics: &mut Metrics<'_>) -> fmt::Res
     let reasons = snapshot.reasons.iter();
     metrics.counters(
         "packets",
-        "Packets dropped, passed to the kernel's stack, answered, or sent on to a client, by reason",
+        "Packets dropped, passed to the kernel's stack, answered, sent on to a client, punted to the agent, or mended there, by reason",
         reasons.map(|row| {
             let labels = [("action", row.action.as_str()), ("reason", &row.reason)];
             (labels, row.packets)
         }),
+    )?;
+    let mend = snapshot.status.mend.as_ref();
+    metrics.gauges(
+        "mend_held_packets",
+        "Packets that are held until the first fragment of their datagram comes; only if packets are mended",
+        mend.map(|mend| ([("of", "all")], mend.held)),
+    )?;
+    metrics.gauges(
+        "mend_held_bytes",
+        "Memory that held packets take, with what is noted of each; only if packets are mended",
+        mend.map(|mend| ([("of", "all")], mend.held_bytes)),
     )?;
     let failures = snapshot.failures.iter();
     metrics.counters(

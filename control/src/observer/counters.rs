@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use fastpath::facts;
+use fastpath::mend::{Counts, Outcome};
 use fastpath::tables::{ReasonCount, TableError};
 use xdp_prog::failure::Failure;
 use xdp_prog::reason::{PassReason, ReasonKind};
 
 use super::Observation;
-use crate::api::{Reason, Untrusted};
+use crate::api::{MendStatus, Reason, Untrusted};
 use crate::chain::chain;
 
 impl Observation<'_> {
@@ -75,6 +76,7 @@ impl Observation<'_> {
                 ReasonKind::Reply => "reply",
                 ReasonKind::Pass => "pass",
                 ReasonKind::ToClient => "to_client",
+                ReasonKind::Punt => "punt",
             }
             .to_owned(),
             reason: reason.label.to_owned(),
@@ -87,7 +89,53 @@ impl Observation<'_> {
                 None
             },
         };
-        reasons.into_iter().map(row).collect()
+        let reasons = reasons.into_iter().map(row);
+        reasons.chain(self.mended()).collect()
+    }
+
+    /// Lists what became of punted packets since the agent's start.
+    fn mended(&self) -> Vec<Reason> {
+        let counts = self.view.mend.as_ref().map(|mend| mend.reader.counts());
+        let none = Counts::default();
+        let counts = counts.unwrap_or(&none);
+        let outcomes = Outcome::ALL.map(|outcome| (outcome.label(), counts.of(outcome)));
+        let row = |(reason, packets): (&'static str, u64)| Reason {
+            action: "mend".to_owned(),
+            reason: reason.to_owned(),
+            packets,
+            rates: None,
+            drivers: BTreeMap::new(),
+            last: None,
+        };
+        outcomes
+            .into_iter()
+            .chain(counts.losses())
+            .map(row)
+            .collect()
+    }
+
+    /// Returns what is known of mending; `None` if packets are not mended.
+    pub(super) fn mend_status(&self) -> Option<MendStatus> {
+        let mend = self.view.mend.as_ref()?;
+        let reasons = self.inputs.reader.reasons();
+        let punted = reasons
+            .iter()
+            .filter(|reason| reason.kind == ReasonKind::Punt);
+        let punted: u64 = punted.map(|reason| reason.packets).sum();
+        let counts = mend.reader.counts();
+        let (held, held_bytes) = counts.held();
+        let (open, problems) = mend.reader.queues();
+        Some(MendStatus {
+            queues: mend.queues,
+            open,
+            punted: punted.saturating_sub(mend.punted_before),
+            taken: counts.of(Outcome::Taken),
+            lost: counts.losses().map(|(_, packets)| packets).sum(),
+            held,
+            held_bytes,
+            memory_bytes: mend.limits.bytes as u64,
+            problems,
+        })
     }
 }
 

@@ -39,6 +39,7 @@ impl Observation<'_> {
             next_hops,
             services: view.tables.services().len(),
             health: self.health_status(),
+            mend: self.mend_status(),
             problems: view
                 .problems
                 .texts()

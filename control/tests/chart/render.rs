@@ -70,6 +70,30 @@ fn agent_has_four_capabilities_and_no_way_to_more() {
 }
 
 #[test]
+fn agent_may_lock_memory_where_it_mends() {
+    let may_lock = |values: &[&str]| {
+        let objects = Objects::render(values);
+        let context = &container(objects.agent_pod(), "agent")["securityContext"];
+        let added = context["capabilities"]["add"].as_array().unwrap();
+        added.contains(&json!("IPC_LOCK"))
+    };
+    assert!(may_lock(&["agent.extraConfig.mend=on"]));
+    assert!(may_lock(&[
+        "agent.nodeConfig[0].nodes[0]=n1",
+        "agent.nodeConfig[0].config.mend=on"
+    ]));
+    for values in [
+        &["agent.extraConfig.mend=off"][..],
+        &[
+            "agent.nodeConfig[0].nodes[0]=n1",
+            "agent.nodeConfig[0].config.node_health=off",
+        ],
+    ] {
+        assert!(!may_lock(values), "{values:?}");
+    }
+}
+
+#[test]
 fn of_bpffs_the_directory_of_the_pins_alone_is_mounted() {
     for (values, directory) in [
         (&[][..], "/sys/fs/bpf/guideway"),

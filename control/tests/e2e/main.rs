@@ -15,6 +15,7 @@ mod egress;
 mod health;
 mod interfaces;
 mod masquerade;
+mod mending;
 mod nat;
 mod observer;
 mod path_mtu;

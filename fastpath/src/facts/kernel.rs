@@ -5,7 +5,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::fs::statfs;
+use rustix::{
+    fs::statfs,
+    io::Errno,
+    net::{AddressFamily, SocketFlags, SocketType, socket_with},
+};
 
 /// `BPF_FS_MAGIC` of linux/magic.h.
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
@@ -172,6 +176,16 @@ pub enum Bpffs {
     Mounted,
     /// Another file system: its magic number, and the directory that was looked at.
     Other { directory: PathBuf, magic: u64 },
+}
+
+/// Tells whether the kernel has AF_XDP sockets (`CONFIG_XDP_SOCKETS`).
+#[must_use]
+pub fn has_af_xdp() -> bool {
+    const AF_XDP: u16 = 44;
+    let family = AddressFamily::from_raw(AF_XDP);
+    let socket = socket_with(family, SocketType::RAW, SocketFlags::CLOEXEC, None);
+    // Without the right to open one, the kernel says something else.
+    socket.err() != Some(Errno::AFNOSUPPORT)
 }
 
 /// Looks at the file system of `path`, or of its nearest ancestor that exists.

@@ -9,7 +9,7 @@ use super::{LoadError, Loader, error::pinned_map_error};
 use crate::pins::Pins;
 
 /// Arrays whose length is fixed by the build.
-const OF_ONE_LENGTH: [&str; 7] = [
+const OF_ONE_LENGTH: [&str; 8] = [
     map::CAPTURE,
     map::CONFIG,
     map::CPU_SCRATCH,
@@ -17,6 +17,7 @@ const OF_ONE_LENGTH: [&str; 7] = [
     map::REASONS,
     map::STAGES,
     map::UNTRUSTED,
+    map::XSKS,
 ];
 
 /// The properties of a pinned map that must be equal for it to be adopted.
@@ -128,7 +129,8 @@ impl Loader {
         let mut resized = Vec::new();
         for (name, map) in declared {
             let path = pins.map(name);
-            if !path.exists() {
+            let is_stand_in = name == map::XSKS && !self.has_af_xdp;
+            if is_stand_in || !path.exists() {
                 continue;
             }
             let (info, pinned) = MapInfo::from_pin(&path)

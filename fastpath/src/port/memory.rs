@@ -8,7 +8,7 @@ use super::{Buffer, FRAMES_PER_KICK, Losses, Rings, rings::whole_frames};
 /// Size of a buffer in bytes.
 pub(super) const SIZE: usize = 256;
 /// Where a frame usually begins in its buffer.
-pub(super) const START: usize = 64;
+pub(crate) const START: usize = 64;
 
 /// The place of a frame's part in a buffer.
 #[derive(Clone, Copy, Debug)]
@@ -21,7 +21,7 @@ struct Part {
 
 /// Rings in memory.
 #[derive(Debug)]
-pub(super) struct MemoryRings {
+pub(crate) struct MemoryRings {
     bytes: Vec<u8>,
     /// Each buffer's part of a frame while it is held.
     parts: Vec<Part>,
@@ -42,7 +42,7 @@ pub(super) struct MemoryRings {
 }
 
 impl MemoryRings {
-    pub(super) fn new(buffers: usize, ring: usize) -> Self {
+    pub(crate) fn new(buffers: usize, ring: usize) -> Self {
         Self {
             bytes: vec![0; buffers * SIZE],
             parts: (0..buffers).map(empty).collect(),
@@ -61,7 +61,7 @@ impl MemoryRings {
 
     /// Has a frame arrive that begins at this place of its buffers. Returns whether it is in the RX ring: whole, or
     /// not at all.
-    pub(super) fn arrive(&mut self, frame: &[u8], start: usize) -> bool {
+    pub(crate) fn arrive(&mut self, frame: &[u8], start: usize) -> bool {
         let parts = frame.len().div_ceil(SIZE - start);
         if parts > self.fill.len() {
             self.losses.no_buffer += 1;

@@ -6,7 +6,7 @@ use aya::maps::lpm_trie::Key;
 use ipnet::IpNet;
 use xdp_prog::abi::{
     AddressKey, BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, BACKEND_V6, Backend,
-    CONFIG_NODE, CONFIG_PROBES, Config, EdgePrefix, HOP_GATEWAY, IndexKey, NextHop,
+    CONFIG_MEND, CONFIG_NODE, CONFIG_PROBES, Config, EdgePrefix, HOP_GATEWAY, IndexKey, NextHop,
     SERVICE_DROP_WHEN_EMPTY, SERVICE_NAT, SERVICE_NODE_PORT, SERVICE_PODS, SERVICE_SOURCE_RANGES,
     Service, ServiceKeyV4, ServiceKeyV6, SourcePrefix, Tag,
 };
@@ -191,7 +191,8 @@ pub(super) fn config_of(settings: &Settings) -> Config {
         nat_ports: nat.ports,
         mtu: settings.mtu.unwrap_or(0),
         flags: if settings.node { CONFIG_NODE } else { 0 }
-            | if settings.probes { CONFIG_PROBES } else { 0 },
+            | if settings.probes { CONFIG_PROBES } else { 0 }
+            | if settings.mend { CONFIG_MEND } else { 0 },
         ..Config::default()
     }
 }
@@ -215,6 +216,7 @@ pub(super) fn settings_of(config: &Config) -> Settings {
         prefix_v6: None,
         node: config.flags & CONFIG_NODE != 0,
         probes: config.flags & CONFIG_PROBES != 0,
+        mend: config.flags & CONFIG_MEND != 0,
         mtu: Some(config.mtu).filter(|mtu| *mtu != 0),
         nat: Some(nat).filter(|nat| nat.ports != 0),
     }

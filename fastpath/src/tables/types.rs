@@ -318,6 +318,8 @@ pub struct Settings {
     pub node: bool,
     /// Whether this machine checks backends through services ([`super::ProbeSpec`]).
     pub probes: bool,
+    /// Whether packets that XDP cannot finish are mended.
+    pub mend: bool,
     /// MTU of the uplinks in bytes. The MSS of connections is clamped to it, less the outer header; `None` clamps
     /// nothing.
     pub mtu: Option<u32>,

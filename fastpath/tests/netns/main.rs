@@ -13,6 +13,8 @@ mod egress;
 mod egress_attach;
 mod failures;
 mod forward;
+#[cfg(feature = "xsk")]
+mod mend;
 mod nat;
 mod next_hops;
 mod nexthop;

@@ -1,7 +1,7 @@
 //! The owner of an address, and what follows for a packet to it.
 
 use crate::{
-    abi::{ADDRESS_INNER, ADDRESS_NODE_PORT, ADDRESS_VIP, AddressKey},
+    abi::{ADDRESS_INNER, ADDRESS_NAT, ADDRESS_NODE_PORT, ADDRESS_VIP, AddressKey},
     family::Family,
     frame::Frame,
     ip::Ip,
@@ -59,6 +59,12 @@ pub(crate) fn pass_unless_at_vip<'t, A: Ip, T: Tables>(
 #[inline(always)]
 pub(crate) fn has_node_ports<A: Ip, T: Tables>(tables: &T, address: A) -> bool {
     tables.address_flags(&address.key()) & ADDRESS_NODE_PORT != 0
+}
+
+/// Tells whether packets to an address of this machine may be for services, or come from backends of NAT mode.
+#[inline(always)]
+pub(crate) fn may_be_ours<A: Ip, T: Tables>(tables: &T, address: A) -> bool {
+    tables.address_flags(&address.key()) & (ADDRESS_NODE_PORT | ADDRESS_NAT) != 0
 }
 
 /// Reads source and destination address of the IP header at `l3`.

@@ -1,15 +1,17 @@
 //! Fragments to addresses of ours, bare and within IP-in-IP.
 //!
 //! The first fragment of a datagram shows its ports, publishes them in `FRAGMENTS`, and goes the way of its flow.
-//! Later fragments follow by the published ports. Nothing is held back: a fragment that arrives before the first one
-//! is dropped, so its datagram is lost. A fragment whose ports are unknown is never hashed.
+//! Later fragments follow by the published ports. A fragment that arrives before the first one is
+//! [punted](crate::punt), and dropped where nobody takes it, so that its datagram is lost. A fragment whose ports are
+//! unknown is never hashed.
 //!
 //! At node addresses most fragments are for the kernel. There a first fragment publishes its ports only if it is for
 //! a service or a port of NAT mode. Fragments without published ports pass to the stack, except one that hides its
-//! ports where NodePorts are.
+//! ports where NodePorts are. Where packets are mended, each first fragment publishes its ports, so that the later ones
+//! of the kernel's own datagrams are told from those that come too early.
 
 use super::{
-    address::{has_node_ports, is_vip},
+    address::{has_node_ports, is_vip, may_be_ours},
     edge::balance,
     head::Head,
     node::decap,
@@ -20,11 +22,12 @@ use crate::{
     frame::Frame,
     ip::{Ip, with_packet},
     parse::{self, Packet},
-    reason::{DropReason, PassReason},
+    punt::{is_mending, punt},
+    reason::{DropReason, PassReason, PuntReason},
     stage::Stage,
     verdict::{Decap, Delivery, Verdict},
     wire::protocol,
-    world::{HandOver, Tables, World},
+    world::{HandOver, World},
 };
 
 /// Decides what becomes of a bare fragment.
@@ -57,14 +60,24 @@ fn bare<'t, F: Frame, A: Ip, T: World>(
 ) -> Verdict<'t> {
     let head = match Head::read(frame, tables, packet) {
         Ok(part) => part,
-        Err(reason) if is_vip(tables, packet.destination) => return Verdict::Drop(reason),
+        Err(reason) if is_vip(tables, packet.destination) => return punt_or_drop(tables, reason),
         Err(DropReason::FragmentOpaque)
             if may_have_ports(packet.protocol) && has_node_ports(tables, packet.destination) =>
         {
             return Verdict::Drop(DropReason::FragmentOpaque);
         }
+        Err(DropReason::FragmentOutOfOrder)
+            if is_mending(tables)
+                && has_ports(packet.protocol)
+                && may_be_ours(tables, packet.destination) =>
+        {
+            return punt(tables, PuntReason::NodeFragment);
+        }
         Err(_) => return Verdict::Pass(PassReason::FragmentNotOurs),
     };
+    if is_mending(tables) {
+        head.publish(tables, packet);
+    }
     let flow = head.flow(packet);
     let found = match find_service(tables, &flow) {
         Ok(found) => found,
@@ -113,14 +126,28 @@ fn follow_nat<'t, A: Ip, T: World>(
     Verdict::Continue(whole)
 }
 
+/// Punts a fragment that came before its first one. Drops others whose ports are unknown.
+#[inline(always)]
+fn punt_or_drop<'t, T: World>(tables: &T, reason: DropReason) -> Verdict<'t> {
+    match reason {
+        DropReason::FragmentOutOfOrder => punt(tables, PuntReason::Fragment),
+        reason => Verdict::Drop(reason),
+    }
+}
+
+/// Tells whether a protocol has ports.
+#[inline(always)]
+const fn has_ports(protocol: u8) -> bool {
+    matches!(protocol, protocol::TCP | protocol::UDP | protocol::SCTP)
+}
+
 /// Tells whether a protocol has ports, or is an extension header with a transport header behind it, perhaps in the
 /// next fragment (RFC 7112). Behind an AH the stack finds a connection only for senders that have its key.
 #[inline(always)]
 const fn may_have_ports(protocol: u8) -> bool {
     match protocol {
-        protocol::TCP | protocol::UDP | protocol::SCTP => true,
         protocol::AUTHENTICATION => false,
-        _ => parse::is_extension(protocol),
+        _ => has_ports(protocol) || parse::is_extension(protocol),
     }
 }
 
@@ -157,9 +184,9 @@ fn within<'t, F: Frame, A: Ip, T: World>(
 /// Drops a fragment whose ports are unknown if this machine is a node: its stack does not have the address and would
 /// send the fragment back to the edge. Elsewhere the stack gets it without the outer header.
 #[inline(always)]
-fn lost<'t, T: Tables>(tables: &T, reason: DropReason, decap: Decap) -> Verdict<'t> {
+fn lost<'t, T: World>(tables: &T, reason: DropReason, decap: Decap) -> Verdict<'t> {
     match tables.config() {
-        Some(config) if config.flags & CONFIG_NODE != 0 => Verdict::Drop(reason),
+        Some(config) if config.flags & CONFIG_NODE != 0 => punt_or_drop(tables, reason),
         _ => Verdict::Decap(decap),
     }
 }

@@ -49,7 +49,7 @@ impl Head {
         if usize::from(packet.piece.offset) * 8 < parse::transport_length(packet.protocol) {
             return Err(DropReason::FragmentOpaque);
         }
-        match tables.datagram(&key(packet)) {
+        match tables.datagram(&key_of_datagram(packet)) {
             Some(first) if first.is_awaited(tables.now()) => Ok(Self::new(
                 first.source_port(),
                 first.destination_port(),
@@ -86,13 +86,14 @@ impl Head {
         if !packet.is_later_fragment() {
             let [a, b, c, d] = self.ports.to_ne_bytes();
             let datagram = Datagram::new([a, b], [c, d], tables.now());
-            tables.publish(&key(packet), &datagram);
+            tables.publish(&key_of_datagram(packet), &datagram);
         }
     }
 }
 
+/// Returns the key of a fragment's datagram in `FRAGMENTS`.
 #[inline(always)]
-fn key<A: Ip>(packet: &Packet<A>) -> Tuple {
+pub(crate) fn key_of_datagram<A: Ip>(packet: &Packet<A>) -> Tuple {
     Tuple::fragments(
         packet.source.key(),
         packet.destination.key(),

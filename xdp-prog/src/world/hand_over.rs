@@ -11,8 +11,9 @@ pub struct HandOver {
     pub backend: u32,
     /// Source and destination port, in wire order. A later fragment does not contain them.
     pub ports: u32,
-    /// For [`Stage::Answer`](crate::stage::Stage::Answer), the [`Answer`](super::Answer) that is due; for a stage of
-    /// NAT mode, what earlier ones have done with the packet.
+    /// For [`Stage::Answer`](crate::stage::Stage::Answer), the [`Answer`](super::Answer) that is due; for
+    /// [`Stage::Punt`](crate::stage::Stage::Punt), the number of the [`PuntReason`](crate::reason::PuntReason); for a
+    /// stage of NAT mode, what earlier ones have done with the packet.
     pub detail: u32,
 }
 

@@ -222,12 +222,19 @@ fn kinds(event: &Event) -> impl Iterator<Item = ReasonKind> {
     counted.filter_map(move |(index, (kind, _))| reasons.holds(index).then_some(kind))
 }
 
+/// Tells whether a frame went to the agent, to be mended. After the program it is the same, behind what only the agent
+/// reads.
+pub(super) fn is_punted(event: &Event) -> bool {
+    kinds(event).any(|kind| kind == ReasonKind::Punt)
+}
+
 const fn word(kind: ReasonKind) -> &'static str {
     match kind {
         ReasonKind::Pass => "pass",
         ReasonKind::Drop => "drop",
         ReasonKind::Reply => "reply",
         ReasonKind::ToClient => "to_client",
+        ReasonKind::Punt => "punt",
     }
 }
 

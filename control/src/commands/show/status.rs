@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::{NOTES_SHOWN, first_notes, last_untrusted, more_than};
-use crate::api::{Announced, Health, Kubernetes, Status};
+use crate::api::{Announced, Health, Kubernetes, MendStatus, Status};
 use crate::clock::unix_time;
 use crate::render::{Page, Table, duration, percent};
 
@@ -59,6 +59,7 @@ pub fn status(status: &Status, page: &mut Page) {
     }
     announced(&status.announced, page);
     health(&status.health, page);
+    mend(status.mend.as_ref(), page);
     if let Some(untrusted) = &status.untrusted {
         page.line(&last_untrusted(untrusted));
     }
@@ -147,6 +148,24 @@ fn health(health: &Health, page: &mut Page) {
         page.line("EVERY BACKEND FAILS, SO ALL SERVE");
         first_notes(page, health.all_fail.iter());
     }
+}
+
+/// Adds what is held of packets that XDP cannot finish.
+fn mend(mend: Option<&MendStatus>, page: &mut Page) {
+    let Some(mend) = mend else {
+        return;
+    };
+    page.line(&format!(
+        "mend: {} of {} queues open; packets: {} punted, {} taken, {} lost",
+        mend.open, mend.queues, mend.punted, mend.taken, mend.lost,
+    ));
+    page.note(&format!(
+        "{} held, in {} of {} KiB",
+        mend.held,
+        mend.held_bytes.div_ceil(1 << 10),
+        mend.memory_bytes >> 10,
+    ));
+    first_notes(page, mend.problems.iter());
 }
 
 fn interfaces(status: &Status, page: &mut Page) {

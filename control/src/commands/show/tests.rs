@@ -4,7 +4,8 @@ use super::services::NO_WEIGHT;
 use super::*;
 use crate::api::{
     Announced, Backend, Choice, ConfigStatus, Counts, Egress, Flow, Flows, HashSeed, Health,
-    Interface, Kubernetes, Reason, Service, Status, Step, Table, Trace, Untrusted, Which,
+    Interface, Kubernetes, MendStatus, Reason, Service, Status, Step, Table, Trace, Untrusted,
+    Which,
 };
 use crate::clock::unix_time;
 use crate::reasons::EXPLANATIONS;
@@ -351,6 +352,17 @@ fn status_fits_80_columns_and_names_what_is_wrong() {
             unchecked: 3,
             all_fail: vec!["web (192.0.2.10:80/tcp)".to_owned()],
         },
+        mend: Some(MendStatus {
+            queues: 4,
+            open: 3,
+            punted: 1_000_000,
+            taken: 999_000,
+            lost: 1000,
+            held: 7,
+            held_bytes: 12_345,
+            memory_bytes: 4 << 20,
+            problems: vec!["another AF_XDP socket has queue 3".to_owned()],
+        }),
         problems: vec!["service web: full".to_owned(); 12],
         unapplied: 12,
         warnings: vec!["rules masquerade".to_owned()],
@@ -375,6 +387,8 @@ fn status_fits_80_columns_and_names_what_is_wrong() {
         "health: 2 of 9 checked backends unhealthy, 1 of 4 nodes unreachable\n",
         "health: 2 nodes NOT KNOWN YET: no check has come to a result\n",
         "health: 3 checks NOT MADE, see PROBLEMS\n",
+        "mend: 3 of 4 queues open; packets: 1000000 punted, 999000 taken, 1000 lost\n  7 held, in 13 of 4096 KiB\n",
+        "  another AF_XDP socket has queue 3\n",
         "EVERY BACKEND FAILS, SO ALL SERVE\n  web (192.0.2.10:80/tcp)\n",
         "PROBLEMS (not applied, tried again by themselves: 12)\n  service web: full\n",
         "  and 2 more; --json lists all\n",

@@ -248,7 +248,7 @@ fn span(allowed: &RangeInclusive<Duration>) -> impl Fn(&str) -> Result<Duration,
     }
 }
 
-fn duration(text: &str) -> Option<Duration> {
+pub(super) fn duration(text: &str) -> Option<Duration> {
     let unit = text.find(|character: char| !character.is_ascii_digit())?;
     let (number, unit) = text.split_at(unit);
     let number = u64::from(decimal::<u32>(number)?);
@@ -260,7 +260,7 @@ fn duration(text: &str) -> Option<Duration> {
     }
 }
 
-fn written(span: Duration) -> String {
+pub(in crate::config) fn written(span: Duration) -> String {
     match span.subsec_millis() {
         0 => format!("{}s", span.as_secs()),
         milliseconds => format!("{milliseconds}ms"),

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use imbl::OrdSet;
 use ipnet::IpNet;
@@ -10,9 +11,12 @@ use serde_saphyr::Spanned;
 
 use super::super::problem::Position;
 use super::super::{InterfaceEntry, InterfaceSelector};
-use super::values::{self, Refusal, decimal, family, refusal};
+use super::health::duration;
+use super::values::{self, Refusal, decimal, family, number, refusal};
 use super::{Rules, Source, entries, note, position, raw};
-use crate::desired::{Announce, ForwardMode, NatSettings, OuterSources, Role, Service, ServiceKey};
+use crate::desired::{
+    Announce, ForwardMode, MendLimits, NatSettings, OuterSources, Role, Service, ServiceKey,
+};
 
 impl Rules {
     pub(super) fn interfaces(&mut self, file: &raw::File) -> Vec<InterfaceEntry> {
@@ -85,6 +89,40 @@ impl Rules {
         let field = format!("{field}.{key}");
         let selector = self.read(&field, text, read)?;
         Some((selector, field, text))
+    }
+
+    /// Reads how much is held of packets that XDP cannot finish.
+    pub(super) fn mend(&mut self, file: &raw::File) -> Option<MendLimits> {
+        const MOST_KIB: usize = 1 << 20;
+        const LONGEST: Duration = Duration::from_secs(30);
+        let mut limits = MendLimits::default();
+        if let Some(given) = &file.mend_limits {
+            for (name, text, bytes) in [
+                ("memory_kib", &given.memory_kib, &mut limits.bytes),
+                ("source_kib", &given.source_kib, &mut limits.bytes_of_source),
+            ] {
+                let remedy = format!("give a number from 4 to {MOST_KIB}");
+                let read = |text: &str| number(text, &(4..=MOST_KIB), "not a size", remedy);
+                let kib = self.read(&format!("mend_limits.{name}"), text, read);
+                *bytes = kib.map_or(*bytes, |kib| kib << 10);
+            }
+            if let Some(text) = &given.source_kib
+                && limits.bytes_of_source > limits.bytes
+            {
+                let reason = "more than mend_limits.memory_kib, which is for all sources";
+                let refusal = refusal(reason, "give less, or raise memory_kib");
+                self.refuse("mend_limits.source_kib", text, refusal);
+            }
+            let read = |text: &str| {
+                let wait = duration(text);
+                let wait = wait.filter(|wait| (Duration::from_millis(1)..=LONGEST).contains(wait));
+                wait.ok_or_else(|| refusal("not a time to wait", "give one from 1ms to 30s"))
+            };
+            let wait = self.read("mend_limits.wait", &given.wait, read);
+            limits.wait = wait.unwrap_or(limits.wait);
+        }
+        let is_on = self.read("mend", &file.mend, values::switch);
+        is_on.unwrap_or(false).then_some(limits)
     }
 
     /// Reads the roles: whether the machine is an edge, and whether it is a node.

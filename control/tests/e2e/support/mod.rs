@@ -9,6 +9,7 @@
 mod agent;
 mod capture;
 mod cluster;
+mod datagram;
 mod echo;
 pub(crate) mod faults;
 mod flow;
@@ -20,6 +21,7 @@ use std::time::Duration;
 pub(crate) use agent::{Agent, guideway};
 pub(crate) use capture::{Capture, bad_checksums};
 pub(crate) use cluster::{Cluster, PodService, cluster_config, nat_config, serve_on_pods};
+pub(crate) use datagram::{Asked, Sender};
 pub(crate) use echo::Echo;
 pub(crate) use flow::Flow;
 pub(crate) use service::{Mode, Protocol, Service, edge_config, node_config};

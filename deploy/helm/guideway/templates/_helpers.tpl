@@ -149,6 +149,15 @@ kubernetes:
 {{- ternary "true" "" $announces }}
 {{- end }}
 
+{{/* Whether packets are mended on any node: "true", or nothing. */}}
+{{- define "guideway.agent.mends" -}}
+{{- $mends := eq (toString (get .Values.agent.extraConfig "mend")) "on" }}
+{{- range .Values.agent.nodeConfig }}
+{{- $mends = or $mends (eq (toString (get .config "mend")) "on") }}
+{{- end }}
+{{- ternary "true" "" $mends }}
+{{- end }}
+
 {{/* What a start alone brings into force: those fields, also of single nodes, and whether edges elect. */}}
 {{- define "guideway.agent.startChecksum" -}}
 {{- $start := printf "%s\nannounce: %t" (include "guideway.agent.startConfig" .) (hasKey .Values.agent.extraConfig "announce") }}

@@ -17,6 +17,7 @@ mod icmp;
 mod lengths;
 mod link;
 mod lookup;
+mod mending;
 mod nat;
 mod neighbour;
 mod node_ports;
@@ -99,7 +100,7 @@ pub(crate) enum InKernel {
 
 /// Returns the whole table; the cases of a subject are made as they are reached, for some take times.
 pub(crate) fn all() -> impl Iterator<Item = Case> {
-    let subjects: [fn() -> Vec<Case>; 25] = [
+    let subjects: [fn() -> Vec<Case>; 26] = [
         not_ours::cases,
         probe::cases,
         lengths::cases,
@@ -108,6 +109,7 @@ pub(crate) fn all() -> impl Iterator<Item = Case> {
         extensions::cases,
         forward::cases,
         lookup::cases,
+        mending::cases,
         decap::cases,
         nat::cases,
         neighbour::cases,

@@ -12,7 +12,11 @@ use aya_ebpf::{
 };
 use xdp_prog::capture::{COPIES, Copies, Event, RING, Reasons, SNAP_MAX, Settings, Slot};
 
-use crate::{context::XdpFrame, edge, maps::Cpu};
+use crate::{
+    context::XdpFrame,
+    edge,
+    maps::{Cpu, device},
+};
 
 #[btf_map]
 static CAPTURE: ProgramArray<{ Slot::COUNT }> = ProgramArray::new();
@@ -55,6 +59,12 @@ fn guideway_capture_edge(ctx: XdpContext) -> u32 {
     edge(&ctx, false)
 }
 
+/// Continues in the copy of the edge's program.
+#[inline(always)]
+pub(crate) fn go_on(ctx: &XdpContext) {
+    tail_call(ctx, Slot::Edge);
+}
+
 #[inline(always)]
 fn tail_call(ctx: &XdpContext, slot: Slot) {
     // SAFETY: nothing in this frame of the stack needs dropping.
@@ -68,7 +78,7 @@ fn before(ctx: &XdpContext) -> Option<()> {
     let copies = copies()?;
     copies.armed = 0;
     let cpu = Cpu::current();
-    if cpu.now() > settings.until_ns || !is_chosen(ctx, settings) {
+    if cpu.now() > settings.until_ns || !is_chosen(cpu.first_ingress(device(ctx)), settings) {
         return None;
     }
     let place = &mut copies.place;
@@ -79,8 +89,7 @@ fn before(ctx: &XdpContext) -> Option<()> {
         return None;
     }
     let (length, copied) = copy(ctx, &raw mut copies.bytes, 0, settings.snap)?;
-    // SAFETY: the context is valid for the whole run.
-    copies.event.ifindex = unsafe { (*ctx.ctx).ingress_ifindex };
+    copies.event.ifindex = cpu.first_ingress(device(ctx));
     copies.event.before_length = length;
     copies.event.before_copied = copied;
     for (index, counter) in (0..).zip(&mut copies.counters) {
@@ -93,13 +102,11 @@ fn before(ctx: &XdpContext) -> Option<()> {
 }
 
 #[inline(always)]
-fn is_chosen(ctx: &XdpContext, settings: &Settings) -> bool {
+fn is_chosen(ingress: u32, settings: &Settings) -> bool {
     // SAFETY: the helper takes nothing.
     if settings.sample > 1 && unsafe { bpf_get_prandom_u32() } % settings.sample != 0 {
         return false;
     }
-    // SAFETY: the context is valid for the whole run.
-    let ingress = unsafe { (*ctx.ctx).ingress_ifindex };
     settings.interface_count == 0 || settings.interfaces.contains(&ingress)
 }
 

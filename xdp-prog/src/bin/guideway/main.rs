@@ -12,6 +12,7 @@ mod context;
 mod egress;
 mod failures;
 mod maps;
+mod mend;
 mod skb;
 mod sum;
 
@@ -19,7 +20,7 @@ use aya_ebpf::{bindings::xdp_action, helpers::bpf_redirect, macros::xdp, program
 use context::XdpFrame;
 use maps::XdpMaps;
 use xdp_prog::{
-    process::{Action, process, resume},
+    process::{Action, end_unpunted, process, resume},
     reason::DropReason,
     stage::Stage,
     world::Counters as _,
@@ -136,13 +137,32 @@ fn guideway_decap(ctx: XdpContext) -> u32 {
     stage(&ctx, Stage::Decap)
 }
 
+#[xdp(frags)]
+fn guideway_punt(ctx: XdpContext) -> u32 {
+    mend::punt(&ctx)
+}
+
 #[inline(always)]
 fn stage(ctx: &XdpContext, stage: Stage) -> u32 {
-    let tables = XdpMaps::new(ctx);
+    let tables = if stage.takes_mended() {
+        XdpMaps::of_mended(ctx)
+    } else {
+        XdpMaps::new(ctx)
+    };
     let ingress = tables.ingress();
     let mut frame = XdpFrame::of(ctx, matches!(stage, Stage::Receive | Stage::Local));
-    let action = resume(stage, &mut frame, &tables, ingress);
-    to_xdp_action(&tables, action)
+    match resume(stage, &mut frame, &tables, ingress) {
+        // What goes back by the device that it came in by has come back by another one.
+        Action::Transmit if stage.takes_mended() && tables.is_mended() => redirect(ingress),
+        // A kernel without AF_XDP has no such program.
+        Action::Continue(Stage::Punt)
+            if matches!(stage, Stage::Fragment | Stage::FragmentWithin) =>
+        {
+            tables.tail_call(Stage::Punt);
+            to_xdp_action(&tables, end_unpunted(&tables))
+        }
+        action => to_xdp_action(&tables, action),
+    }
 }
 
 #[inline(always)]

@@ -33,7 +33,7 @@ pub(crate) use cpu::Cpu;
 pub(crate) use egress::TcMaps;
 
 const MMAPABLE: usize = BPF_F_MMAPABLE as usize;
-const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
+pub(crate) const NO_PREALLOC: usize = BPF_F_NO_PREALLOC as usize;
 
 /// Mmapable because the elements of such an array begin on cache lines.
 #[btf_map]
@@ -71,6 +71,8 @@ trait Kind {
 pub(crate) struct Xdp<'a> {
     ctx: &'a XdpContext,
     config: Option<&'static Config>,
+    /// The device that the frame came in by at first; `None` where no mended frame comes.
+    first_ingress: Option<u32>,
 }
 
 impl Kind for Xdp<'_> {
@@ -89,9 +91,30 @@ impl<'a> XdpMaps<'a> {
             of: Xdp {
                 ctx,
                 config: config(),
+                first_ingress: None,
             },
             cpu: Cpu::current(),
         }
+    }
+
+    /// As [`Self::new`], for a frame that may be a mended one.
+    #[inline(always)]
+    pub(crate) fn of_mended(ctx: &'a XdpContext) -> Self {
+        let cpu = Cpu::current();
+        Self {
+            of: Xdp {
+                ctx,
+                config: config(),
+                first_ingress: Some(cpu.first_ingress(device(ctx))),
+            },
+            cpu,
+        }
+    }
+
+    /// Tells whether the frame is a mended one; only if [`Self::of_mended`] made this.
+    #[inline(always)]
+    pub(crate) fn is_mended(&self) -> bool {
+        self.ingress() != device(self.of.ctx)
     }
 
     /// Continues in a stage's program; returns only if that program is missing.
@@ -104,9 +127,18 @@ impl<'a> XdpMaps<'a> {
     /// Returns the interface index of the ingress device.
     #[inline(always)]
     pub(crate) fn ingress(&self) -> u32 {
-        // SAFETY: the context is valid for the whole run.
-        unsafe { (*self.of.ctx.ctx).ingress_ifindex }
+        match self.of.first_ingress {
+            Some(first) => first,
+            None => device(self.of.ctx),
+        }
     }
+}
+
+/// Returns the interface index of the device that a program runs at.
+#[inline(always)]
+pub(crate) fn device(ctx: &XdpContext) -> u32 {
+    // SAFETY: the context is valid for the whole run.
+    unsafe { (*ctx.ctx).ingress_ifindex }
 }
 
 impl Tables for XdpMaps<'_> {
@@ -181,17 +213,17 @@ impl Tables for XdpMaps<'_> {
 
     #[inline(always)]
     fn fib_next_hop(&self, backend: &Backend) -> Option<&NextHop> {
-        fib::next_hop(self.of.ctx, backend)
+        fib::next_hop(self.of.ctx, self.of.first_ingress, backend)
     }
 
     #[inline(always)]
     fn fib_route(&self, address: &AddressKey) -> Option<&NextHop> {
-        fib::route(self.of.ctx, address)
+        fib::route(self.of.ctx, self.of.first_ingress, address)
     }
 
     #[inline(always)]
     fn fib_device(&self, address: &AddressKey) -> Option<u32> {
-        fib::device(self.of.ctx, address)
+        fib::device(self.of.ctx, self.of.first_ingress, address)
     }
 }
 

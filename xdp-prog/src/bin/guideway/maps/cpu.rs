@@ -20,7 +20,8 @@ use xdp_prog::{
 
 use super::{Kind, MMAPABLE, Maps, XdpMaps, read_once};
 
-/// The memory of a run, on two cache lines. Only NAT mode needs the second one.
+/// The memory of a run, on three cache lines. Only NAT mode needs the second one, only stages that take mended frames
+/// the third.
 #[repr(C)]
 struct Scratch {
     /// A tick of the timer, and the coarse clock as it was read in that tick.
@@ -31,9 +32,12 @@ struct Scratch {
     hand_over: HandOver,
     /// See [`NatFlows::keep`](xdp_prog::world::NatFlows::keep).
     translation: Translation,
+    /// The device at which mended frames come back, and the one by which the last of them came in at first.
+    mended: [u32; 2],
+    reserved: [u64; 7],
 }
 
-const _: () = assert!(size_of::<Scratch>() == 128 && offset_of!(Scratch, translation) == 64);
+const _: () = assert!(size_of::<Scratch>() == 192 && offset_of!(Scratch, translation) == 64);
 
 // The sizes are those of one CPU; the loader multiplies them.
 #[btf_map]
@@ -124,6 +128,28 @@ impl Cpu {
         let place = unsafe { &mut (*scratch).translation };
         *place = translation;
         Some(place)
+    }
+
+    /// Notes by which device a mended frame came in at first, which comes back by another one.
+    #[inline(always)]
+    pub(crate) fn note_mended(self, back: u32, first: u32) {
+        if let Some(scratch) = self.scratch() {
+            // SAFETY: the CPU's own element.
+            unsafe { (*scratch).mended = [back, first] };
+        }
+    }
+
+    /// Returns the device that a frame came in by at first.
+    ///
+    /// Every frame of the device of mended frames begins with a note, so one of this device is this run's.
+    #[inline(always)]
+    pub(crate) fn first_ingress(self, ingress: u32) -> u32 {
+        let Some(scratch) = self.scratch() else {
+            return ingress;
+        };
+        // SAFETY: the CPU's own element.
+        let [back, first] = unsafe { (*scratch).mended };
+        if back == ingress { first } else { ingress }
     }
 
     #[inline(always)]

@@ -22,27 +22,39 @@ static FIB_SCRATCH: PerCpuArray<NextHop, 1> = PerCpuArray::new();
 
 /// See [`Tables::fib_next_hop`](xdp_prog::world::Tables::fib_next_hop).
 #[inline(always)]
-pub(super) fn next_hop(ctx: &XdpContext, backend: &Backend) -> Option<&'static NextHop> {
+pub(super) fn next_hop(
+    ctx: &XdpContext,
+    first_ingress: Option<u32>,
+    backend: &Backend,
+) -> Option<&'static NextHop> {
     let family = if backend.flags & BACKEND_V4 != 0 {
         AF_INET
     } else {
         AF_INET6
     };
-    fib_lookup(ctx, family, as_words(&backend.address))
+    fib_lookup(ctx, first_ingress, family, as_words(&backend.address))
 }
 
 /// See [`Tables::fib_route`](xdp_prog::world::Tables::fib_route).
 #[inline(always)]
-pub(super) fn route(ctx: &XdpContext, address: &AddressKey) -> Option<&'static NextHop> {
+pub(super) fn route(
+    ctx: &XdpContext,
+    first_ingress: Option<u32>,
+    address: &AddressKey,
+) -> Option<&'static NextHop> {
     let (family, target) = fib_target(address);
-    fib_lookup(ctx, family, target)
+    fib_lookup(ctx, first_ingress, family, target)
 }
 
 /// See [`Tables::fib_device`](xdp_prog::world::Tables::fib_device).
 #[inline(always)]
-pub(super) fn device(ctx: &XdpContext, address: &AddressKey) -> Option<u32> {
+pub(super) fn device(
+    ctx: &XdpContext,
+    first_ingress: Option<u32>,
+    address: &AddressKey,
+) -> Option<u32> {
     let (family, target) = fib_target(address);
-    let (found, params) = ask_fib(ctx, family, target)?;
+    let (found, params) = ask_fib(ctx, first_ingress, family, target)?;
     let is_found = found == i64::from(BPF_FIB_LKUP_RET_SUCCESS)
         || found == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH);
     is_found.then_some(params.ifindex)
@@ -69,6 +81,7 @@ fn fib_target(address: &AddressKey) -> (u8, [u32; 4]) {
 #[inline(always)]
 fn ask_fib(
     ctx: &XdpContext,
+    first_ingress: Option<u32>,
     family: u8,
     target: [u32; 4],
 ) -> Option<(i64, &'static mut FibParams)> {
@@ -78,8 +91,10 @@ fn ask_fib(
     params.family = family;
     // With any length, the kernel reports the route's MTU. One byte always fits.
     params.__bindgen_anon_1.tot_len = 1;
-    // SAFETY: the context is valid for the whole run.
-    params.ifindex = unsafe { (*ctx.ctx).ingress_ifindex };
+    params.ifindex = match first_ingress {
+        Some(first) => first,
+        None => super::device(ctx),
+    };
     params.__bindgen_anon_2.flowinfo = 0;
     params.__bindgen_anon_4.ipv6_dst = target;
     #[expect(clippy::cast_possible_truncation, reason = "64 bytes")]
@@ -97,8 +112,13 @@ fn ask_fib(
 }
 
 #[inline(always)]
-fn fib_lookup(ctx: &XdpContext, family: u8, target: [u32; 4]) -> Option<&'static NextHop> {
-    let (found, params) = ask_fib(ctx, family, target)?;
+fn fib_lookup(
+    ctx: &XdpContext,
+    first_ingress: Option<u32>,
+    family: u8,
+    target: [u32; 4],
+) -> Option<&'static NextHop> {
+    let (found, params) = ask_fib(ctx, first_ingress, family, target)?;
     if found != i64::from(BPF_FIB_LKUP_RET_SUCCESS) {
         return None;
     }

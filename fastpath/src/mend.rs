@@ -1,0 +1,49 @@
+//! Mending: what XDP cannot finish is held here until it can be.
+//!
+//! A later fragment that arrives before its datagram's first one is held until the first one has shown the ports, and
+//! then sent back through the same program; [`xdp_prog::punt`] describes the way. One thread does so for all queues of
+//! all interfaces. The kernel copies the frames to it, and it copies what it holds, so that held frames take no buffer
+//! of a queue.
+//!
+//! [`store`] holds, within limits. [`worker`] judges frames, over any [`Rings`](crate::port::Rings). [`thread`] has the
+//! kernel's sockets and the time. [`pair`] is the way back.
+
+mod counts;
+mod pair;
+mod store;
+#[cfg(test)]
+mod tests;
+#[cfg(feature = "xsk")]
+mod thread;
+mod worker;
+
+use std::time::Duration;
+
+#[cfg(feature = "xsk")]
+pub use self::thread::{Mend, MendError, MendReader, Queue};
+pub use self::{
+    counts::{Counts, LOSSES, Outcome},
+    pair::{MENDED_END, PairError, remove_pair},
+};
+
+/// How much is held, and how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes that all held packets take, with what is noted of each.
+    pub bytes: usize,
+    /// Those of one source: an IPv4 address, or an IPv6 network of 64 bits.
+    pub bytes_of_source: usize,
+    /// How long a packet waits for its datagram's first fragment.
+    pub wait: Duration,
+}
+
+impl Default for Limits {
+    /// 4 MiB, 64 KiB of a source, half a second.
+    fn default() -> Self {
+        Self {
+            bytes: 4 << 20,
+            bytes_of_source: 64 << 10,
+            wait: Duration::from_millis(500),
+        }
+    }
+}

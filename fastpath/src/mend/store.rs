@@ -1,0 +1,281 @@
+//! The packets that are held, within limits of memory and time.
+//!
+//! A flood must not keep others out. A source gets its share and no more. If the memory is full, the datagram that has
+//! waited longest goes: the first fragment of an ordinary one follows within milliseconds.
+
+use std::collections::{BTreeMap, HashMap};
+
+use xdp_prog::{
+    abi::{AddressKey, Tuple},
+    punt::LaterFragment,
+};
+
+use super::{Limits, Outcome, counts::Tally};
+
+/// Bytes that a held packet takes beside its own, in the tables and as the allocator rounds it up.
+pub(super) const NOTES: usize = 256;
+/// Longest payload of a datagram.
+const LONGEST: u32 = 65_535;
+
+/// A datagram whose ports are not known yet.
+#[derive(Debug)]
+struct Datagram {
+    /// When the first of its packets came, in ns.
+    since: u64,
+    number: u64,
+    source: AddressKey,
+    /// The packets, each with its end, by where they begin.
+    pieces: BTreeMap<u32, (u32, Vec<u8>)>,
+    bytes: usize,
+    /// Whether fragments overlap, so that none of them may be used.
+    is_spoiled: bool,
+    /// Whether it may be for the kernel, which gets it in the end.
+    may_be_kernels: bool,
+}
+
+/// Packets that are held.
+#[derive(Debug)]
+pub(super) struct Store {
+    limits: Limits,
+    datagrams: HashMap<Tuple, Datagram>,
+    /// The datagrams in the order in which they began.
+    order: BTreeMap<u64, Tuple>,
+    /// Bytes that the packets of a source take.
+    sources: HashMap<AddressKey, usize>,
+    bytes: usize,
+    packets: usize,
+    next_number: u64,
+    /// The number behind that of the datagram that was asked for last.
+    asked: u64,
+}
+
+impl Store {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            datagrams: HashMap::new(),
+            order: BTreeMap::new(),
+            sources: HashMap::new(),
+            bytes: 0,
+            packets: 0,
+            next_number: 0,
+            asked: 0,
+        }
+    }
+
+    /// Holds a packet, or counts why not.
+    pub(super) fn hold(
+        &mut self,
+        now: u64,
+        fragment: &LaterFragment,
+        may_be_kernels: bool,
+        frame: Vec<u8>,
+        tally: &mut Tally,
+    ) {
+        let end = fragment.offset + fragment.length;
+        if end > LONGEST {
+            tally[Outcome::Unreadable as usize] += 1;
+            return;
+        }
+        if let Some(datagram) = self.datagrams.get(&fragment.datagram) {
+            if datagram.is_spoiled {
+                tally[Outcome::Overlap as usize] += 1;
+                return;
+            }
+            match datagram.relation(fragment.offset, end) {
+                Relation::Apart => {}
+                Relation::Same => {
+                    tally[Outcome::Duplicate as usize] += 1;
+                    return;
+                }
+                Relation::Overlapping => {
+                    tally[Outcome::Overlap as usize] += 1;
+                    self.spoil(&fragment.datagram, tally);
+                    return;
+                }
+            }
+        }
+        let cost = frame.len() + NOTES;
+        let source = share_of(fragment.source);
+        let used = self.sources.get(&source).copied().unwrap_or(0);
+        if used + cost > self.limits.bytes_of_source {
+            tally[Outcome::SourceShare as usize] += 1;
+            return;
+        }
+        if !self.make_room(cost, tally) {
+            tally[Outcome::OutOfMemory as usize] += 1;
+            return;
+        }
+        let number = self.next_number;
+        let order = &mut self.order;
+        let datagram = self.datagrams.entry(fragment.datagram).or_insert_with(|| {
+            order.insert(number, fragment.datagram);
+            Datagram {
+                since: now,
+                number,
+                source,
+                pieces: BTreeMap::new(),
+                bytes: 0,
+                is_spoiled: false,
+                may_be_kernels,
+            }
+        });
+        self.next_number += 1;
+        datagram.pieces.insert(fragment.offset, (end, frame));
+        datagram.bytes += cost;
+        *self.sources.entry(source).or_default() += cost;
+        self.bytes += cost;
+        self.packets += 1;
+    }
+
+    /// Takes the packets of a datagram out, in their order in the datagram.
+    pub(super) fn release(&mut self, datagram: &Tuple) -> Vec<Vec<u8>> {
+        self.remove(datagram)
+            .map(|datagram| datagram.frames())
+            .unwrap_or_default()
+    }
+
+    /// Takes out what has waited for too long: returns what may be the kernel's, and counts the rest.
+    pub(super) fn expire(&mut self, now: u64, tally: &mut Tally) -> Vec<Vec<u8>> {
+        let mut passed_on = Vec::new();
+        let wait = u64::try_from(self.limits.wait.as_nanos()).unwrap_or(u64::MAX);
+        while let Some((_, key)) = self.order.first_key_value() {
+            let key = *key;
+            if now.saturating_sub(self.datagrams[&key].since) < wait {
+                break;
+            }
+            let Some(datagram) = self.remove(&key) else {
+                break;
+            };
+            if datagram.may_be_kernels {
+                passed_on.extend(datagram.frames());
+            } else {
+                tally[Outcome::TimedOut as usize] += datagram.pieces.len() as u64;
+            }
+        }
+        passed_on
+    }
+
+    /// Returns at most `limit` datagrams whose first fragments may have come: all of them in turn.
+    pub(super) fn next_asked(&mut self, limit: usize) -> Vec<Tuple> {
+        let limit = limit.min(self.order.len());
+        let newer = self.order.range(self.asked..);
+        let asked: Vec<_> = newer
+            .chain(self.order.range(..self.asked))
+            .take(limit)
+            .collect();
+        let last = asked.last().map(|(number, _)| **number + 1);
+        let asked = asked.into_iter().map(|(_, key)| *key).collect();
+        self.asked = last.unwrap_or(0);
+        asked
+    }
+
+    /// Gives everything up.
+    pub(super) fn clear(&mut self, tally: &mut Tally) {
+        tally[Outcome::Ended as usize] += self.packets as u64;
+        *self = Self::new(self.limits);
+    }
+
+    /// Returns the number of packets.
+    pub(super) const fn packets(&self) -> usize {
+        self.packets
+    }
+
+    /// Returns the bytes that they take.
+    pub(super) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Tells whether nothing is held or noted.
+    pub(super) fn is_empty(&self) -> bool {
+        self.datagrams.is_empty()
+    }
+
+    /// Gives up the packets of a datagram whose fragments overlap, and notes that for its later ones.
+    fn spoil(&mut self, key: &Tuple, tally: &mut Tally) {
+        let Some(mut datagram) = self.remove(key) else {
+            return;
+        };
+        tally[Outcome::Overlap as usize] += datagram.pieces.len() as u64;
+        datagram.pieces.clear();
+        datagram.bytes = NOTES;
+        datagram.is_spoiled = true;
+        datagram.number = self.next_number;
+        self.next_number += 1;
+        self.bytes += NOTES;
+        *self.sources.entry(datagram.source).or_default() += NOTES;
+        self.order.insert(datagram.number, *key);
+        self.datagrams.insert(*key, datagram);
+    }
+
+    /// Gives up the datagrams that have waited longest until there is room. Returns whether there is.
+    fn make_room(&mut self, cost: usize, tally: &mut Tally) -> bool {
+        if cost > self.limits.bytes {
+            return false;
+        }
+        while self.bytes + cost > self.limits.bytes {
+            let Some((_, key)) = self.order.first_key_value() else {
+                return false;
+            };
+            let key = *key;
+            let pieces = self.remove(&key).map_or(0, |oldest| oldest.pieces.len());
+            tally[Outcome::OutOfMemory as usize] += pieces as u64;
+        }
+        true
+    }
+
+    fn remove(&mut self, key: &Tuple) -> Option<Datagram> {
+        let datagram = self.datagrams.remove(key)?;
+        self.order.remove(&datagram.number);
+        self.bytes -= datagram.bytes;
+        self.packets -= datagram.pieces.len();
+        if let Some(used) = self.sources.get_mut(&datagram.source) {
+            *used -= datagram.bytes;
+            if *used == 0 {
+                self.sources.remove(&datagram.source);
+            }
+        }
+        Some(datagram)
+    }
+}
+
+/// How a fragment lies to those that are held of its datagram.
+enum Relation {
+    Apart,
+    Same,
+    Overlapping,
+}
+
+impl Datagram {
+    fn relation(&self, begin: u32, end: u32) -> Relation {
+        if self
+            .pieces
+            .get(&begin)
+            .is_some_and(|(held, _)| *held == end)
+        {
+            return Relation::Same;
+        }
+        // They do not overlap each other, so the last one that begins before the end is the one that could.
+        let mut before = self.pieces.range(..end.max(begin + 1));
+        match before.next_back() {
+            Some((_, (held, _))) if *held > begin => Relation::Overlapping,
+            Some((held, _)) if *held == begin => Relation::Overlapping,
+            _ => Relation::Apart,
+        }
+    }
+
+    fn frames(self) -> Vec<Vec<u8>> {
+        let pieces = self.pieces.into_values();
+        pieces.map(|(_, frame)| frame).collect()
+    }
+}
+
+/// Returns the network whose share a source's packets are counted for: one machine has at least 64 bits of IPv6.
+fn share_of(source: AddressKey) -> AddressKey {
+    if source.is_mapped() {
+        return source;
+    }
+    let mut network = source.octets();
+    network[8..].fill(0);
+    AddressKey::v6(network)
+}

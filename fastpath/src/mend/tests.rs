@@ -1,0 +1,498 @@
+//! The store, and the worker over rings in memory.
+
+use std::{cell::RefCell, collections::BTreeSet, io, sync::Arc, time::Duration};
+
+use proptest::prelude::*;
+use xdp_prog::{
+    abi::{AddressKey, Tuple},
+    punt::{Carried, LaterFragment},
+    reason::PuntReason,
+    wire::protocol,
+};
+use zerocopy::IntoBytes as _;
+
+use super::{
+    Counts, Limits, Outcome,
+    counts::Tally,
+    store::{NOTES, Store},
+    worker::{Back, Known, Worker},
+};
+use crate::port::{
+    Port,
+    memory::{MemoryRings, START},
+};
+
+const VIP: [u8; 4] = [203, 0, 113, 1];
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
+const MS: u64 = 1_000_000;
+
+const LIMITS: Limits = Limits {
+    bytes: 40 * (NOTES + LENGTH),
+    bytes_of_source: 8 * (NOTES + LENGTH),
+    wait: Duration::from_millis(500),
+};
+/// Bytes of each frame in the tests of the store.
+const LENGTH: usize = 100;
+
+fn source(number: u8) -> AddressKey {
+    AddressKey::v4([192, 0, 2, number])
+}
+
+fn datagram(source: AddressKey, number: u8) -> Tuple {
+    let identification = [0, 0, 0, number];
+    Tuple::fragments(source, AddressKey::v4(VIP), identification, protocol::UDP)
+}
+
+/// The later fragment of a datagram of a source that begins at an offset.
+fn piece(from: u8, number: u8, offset: u32, length: u32) -> LaterFragment {
+    LaterFragment {
+        datagram: datagram(source(from), number),
+        source: source(from),
+        offset,
+        length,
+    }
+}
+
+/// A store with the counts of what it gave up.
+struct Kept {
+    store: Store,
+    tally: Tally,
+}
+
+impl Kept {
+    fn new(limits: Limits) -> Self {
+        Self {
+            store: Store::new(limits),
+            tally: Tally::default(),
+        }
+    }
+
+    fn hold(&mut self, now: u64, piece: &LaterFragment) {
+        let mark = u8::try_from(piece.offset / 8 % 256).unwrap();
+        self.hold_as(now, piece, false, vec![mark; LENGTH]);
+    }
+
+    fn hold_as(&mut self, now: u64, piece: &LaterFragment, may_be_kernels: bool, frame: Vec<u8>) {
+        let tally = &mut self.tally;
+        self.store.hold(now, piece, may_be_kernels, frame, tally);
+    }
+
+    fn of(&self, outcome: Outcome) -> u64 {
+        self.tally[outcome as usize]
+    }
+
+    fn total(&self) -> u64 {
+        self.tally.iter().sum()
+    }
+}
+
+#[test]
+fn what_is_released_is_in_the_order_of_the_datagram() {
+    let mut kept = Kept::new(LIMITS);
+    for offset in [3200, 1600, 4800] {
+        kept.hold(0, &piece(1, 1, offset, 1600));
+    }
+    kept.hold(0, &piece(1, 2, 8, 8));
+    let marks: Vec<u8> = kept
+        .store
+        .release(&datagram(source(1), 1))
+        .iter()
+        .map(|frame| frame[0])
+        .collect();
+    assert_eq!(marks, [200, 144, 88]);
+    assert_eq!(kept.store.packets(), 1);
+    assert_eq!(kept.store.release(&datagram(source(1), 1)).len(), 0);
+    assert_eq!(kept.store.release(&datagram(source(1), 2)).len(), 1);
+    assert!(kept.store.is_empty());
+    assert_eq!((kept.store.bytes(), kept.total()), (0, 0));
+}
+
+#[test]
+fn same_fragment_is_held_once() {
+    let mut kept = Kept::new(LIMITS);
+    kept.hold(0, &piece(1, 1, 1600, 1600));
+    kept.hold(0, &piece(1, 1, 1600, 1600));
+    assert_eq!(kept.of(Outcome::Duplicate), 1);
+    assert_eq!(kept.store.release(&datagram(source(1), 1)).len(), 1);
+}
+
+#[test]
+fn overlap_ends_its_datagram_and_no_other() {
+    for (offset, length) in [
+        (1600, 1608),
+        (1600, 8),
+        (1592, 16),
+        (2400, 8),
+        (3192, 800),
+        (8, 4000),
+    ] {
+        let mut kept = Kept::new(LIMITS);
+        kept.hold(0, &piece(1, 1, 1600, 1600));
+        kept.hold(0, &piece(1, 2, 1600, 1600));
+        kept.hold(0, &piece(1, 1, offset, length));
+        assert_eq!(kept.of(Outcome::Overlap), 2, "{offset} {length}");
+        // Nor do later ones of it count any more.
+        kept.hold(0, &piece(1, 1, 4800, 8));
+        assert_eq!(kept.of(Outcome::Overlap), 3);
+        assert_eq!(kept.store.release(&datagram(source(1), 1)).len(), 0);
+        assert_eq!(kept.store.release(&datagram(source(1), 2)).len(), 1);
+    }
+    let mut kept = Kept::new(LIMITS);
+    for (offset, length) in [(1600, 1600), (3200, 8), (1592, 8)] {
+        kept.hold(0, &piece(1, 1, offset, length));
+    }
+    assert_eq!((kept.total(), kept.store.packets()), (0, 3));
+}
+
+#[test]
+fn spoiled_datagram_is_forgotten_in_time() {
+    let mut kept = Kept::new(LIMITS);
+    kept.hold(0, &piece(1, 1, 8, 16));
+    kept.hold(0, &piece(1, 1, 16, 16));
+    assert!(!kept.store.is_empty());
+    assert!(kept.store.expire(500 * MS, &mut kept.tally).is_empty());
+    assert!(kept.store.is_empty());
+    assert_eq!((kept.store.bytes(), kept.total()), (0, 2));
+}
+
+#[test]
+fn datagram_beyond_the_longest_is_refused() {
+    let mut kept = Kept::new(LIMITS);
+    kept.hold(0, &piece(1, 1, 65_528, 8));
+    assert_eq!(kept.of(Outcome::Unreadable), 1);
+    kept.hold(0, &piece(1, 1, 65_528, 7));
+    assert_eq!(kept.of(Outcome::Unreadable), 1);
+    assert_eq!(kept.store.packets(), 1);
+}
+
+#[test]
+fn source_gets_its_share_and_no_more() {
+    let mut kept = Kept::new(LIMITS);
+    for number in 0..20 {
+        kept.hold(0, &piece(1, number, 8, 8));
+    }
+    assert_eq!(kept.store.packets(), 8);
+    assert_eq!(kept.of(Outcome::SourceShare), 12);
+    kept.hold(0, &piece(2, 0, 8, 8));
+    assert_eq!(kept.store.packets(), 9);
+    // What goes makes room again.
+    assert_eq!(kept.store.release(&datagram(source(1), 0)).len(), 1);
+    kept.hold(0, &piece(1, 30, 8, 8));
+    assert_eq!(kept.store.packets(), 9);
+}
+
+#[test]
+fn source_of_ipv6_is_a_network() {
+    let mut kept = Kept::new(LIMITS);
+    for number in 0..20 {
+        let mut address = [0x20; 16];
+        address[15] = number;
+        let source = AddressKey::v6(address);
+        let piece = LaterFragment {
+            datagram: datagram(source, 1),
+            source,
+            offset: 8,
+            length: 8,
+        };
+        kept.hold(0, &piece);
+    }
+    assert_eq!(kept.store.packets(), 8);
+    assert_eq!(kept.of(Outcome::SourceShare), 12);
+}
+
+#[test]
+fn full_memory_gives_up_what_has_waited_longest() {
+    let mut kept = Kept::new(LIMITS);
+    for from in 0..50 {
+        kept.hold(u64::from(from), &piece(from, 1, 8, 8));
+        assert!(kept.store.bytes() <= LIMITS.bytes);
+    }
+    assert_eq!(kept.store.packets(), 40);
+    assert_eq!(kept.of(Outcome::OutOfMemory), 10);
+    assert_eq!(kept.store.release(&datagram(source(9), 1)).len(), 0);
+    assert_eq!(kept.store.release(&datagram(source(10), 1)).len(), 1);
+}
+
+#[test]
+fn packet_that_fits_no_memory_pushes_nothing_out() {
+    let mut kept = Kept::new(Limits {
+        bytes: NOTES + LENGTH,
+        ..LIMITS
+    });
+    kept.hold(0, &piece(1, 1, 8, 8));
+    kept.hold_as(0, &piece(2, 1, 8, 8), false, vec![0; LENGTH + 1]);
+    assert_eq!(kept.of(Outcome::OutOfMemory), 1);
+    assert_eq!(kept.store.packets(), 1);
+}
+
+#[test]
+fn what_waits_too_long_is_given_up_or_passed_on() {
+    let mut kept = Kept::new(LIMITS);
+    kept.hold(0, &piece(1, 1, 8, 8));
+    kept.hold_as(MS, &piece(1, 2, 16, 8), true, vec![2; LENGTH]);
+    kept.hold_as(2 * MS, &piece(1, 2, 8, 8), true, vec![1; LENGTH]);
+    kept.hold(3 * MS, &piece(1, 3, 8, 8));
+    assert!(kept.store.expire(500 * MS - 1, &mut kept.tally).is_empty());
+    assert!(kept.store.expire(500 * MS, &mut kept.tally).is_empty());
+    assert_eq!(kept.of(Outcome::TimedOut), 1);
+    let passed_on = kept.store.expire(501 * MS, &mut kept.tally);
+    assert_eq!(passed_on, [vec![1; LENGTH], vec![2; LENGTH]]);
+    assert_eq!((kept.total(), kept.store.packets()), (1, 1));
+    kept.store.clear(&mut kept.tally);
+    assert_eq!(kept.of(Outcome::Ended), 1);
+    assert!(kept.store.is_empty());
+}
+
+#[test]
+fn all_datagrams_are_asked_for_in_turn() {
+    let mut kept = Kept::new(LIMITS);
+    for from in 0..10 {
+        kept.hold(0, &piece(from, 1, 8, 8));
+    }
+    let mut asked = BTreeSet::new();
+    for _ in 0..4 {
+        let some = kept.store.next_asked(3);
+        assert_eq!(some.len(), 3);
+        asked.extend(some.iter().map(|key| key.source().last_octets()[3]));
+    }
+    assert_eq!(asked, (0..10).collect());
+    assert_eq!(kept.store.next_asked(100).len(), 10);
+}
+
+proptest! {
+    /// Whatever comes, the limits hold, and each packet is held or counted once.
+    #[test]
+    fn limits_hold_and_no_packet_is_lost_track_of(
+        steps in prop::collection::vec((0u8..4, 0u8..6, 0u32..6, 1u32..4, 0u64..200), 1..300)
+    ) {
+        let mut kept = Kept::new(LIMITS);
+        let (mut now, mut came, mut left) = (0, 0, 0);
+        for (from, number, offset, length, later) in steps {
+            now += later * MS / 4;
+            match later % 5 {
+                0 => left += kept.store.release(&datagram(source(from), number)).len() as u64,
+                1 => left += kept.store.expire(now, &mut kept.tally).len() as u64,
+                _ => {
+                    came += 1;
+                    let piece = piece(from, number, 8 * (1 + offset), 8 * length);
+                    kept.hold_as(now, &piece, number % 2 == 0, vec![0; LENGTH]);
+                }
+            }
+            prop_assert!(kept.store.bytes() <= LIMITS.bytes);
+            prop_assert_eq!(came, left + kept.total() + kept.store.packets() as u64);
+        }
+        kept.store.clear(&mut kept.tally);
+        prop_assert_eq!(came, left + kept.total());
+        prop_assert_eq!(kept.store.bytes(), 0);
+    }
+}
+
+/// The datagrams whose ports are known.
+#[derive(Default)]
+struct Ports(RefCell<Vec<Tuple>>);
+
+impl Known for Ports {
+    fn has(&self, datagram: &Tuple) -> bool {
+        self.0.borrow().contains(datagram)
+    }
+}
+
+/// What went back.
+#[derive(Default)]
+struct Sent {
+    frames: Vec<Vec<u8>>,
+    refuses: bool,
+}
+
+impl Back for Sent {
+    fn send(&mut self, frame: &[u8]) -> io::Result<()> {
+        if self.refuses {
+            return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
+        }
+        self.frames.push(frame.to_vec());
+        Ok(())
+    }
+}
+
+struct Rig {
+    port: Port<MemoryRings>,
+    worker: Worker<Ports, Sent>,
+    counts: Arc<Counts>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let counts = Arc::new(Counts::default());
+        let limits = Limits::default();
+        let (ports, sent) = (Ports::default(), Sent::default());
+        Self {
+            port: Port::new(MemoryRings::new(64, 64), 0),
+            worker: Worker::new(limits, ports, sent, MAC, Arc::clone(&counts)),
+            counts,
+        }
+    }
+
+    fn punt(&mut self, now: u64, frame: &[u8]) {
+        self.punt_as(now, PuntReason::Fragment, frame);
+    }
+
+    fn punt_as(&mut self, now: u64, reason: PuntReason, frame: &[u8]) {
+        let carried = Carried::new(7, reason as u16, 0);
+        let bytes = [carried.as_bytes(), frame].concat();
+        // The program puts its bytes in front of where the frame began.
+        assert!(
+            self.port
+                .rings_mut()
+                .arrive(&bytes, START - Carried::LENGTH)
+        );
+        assert_eq!(self.worker.take(&mut self.port, now).unwrap(), 1);
+        assert_eq!(self.port.balance().held, 0);
+    }
+
+    fn learn(&mut self, datagram: Tuple) {
+        self.worker.parts().0.0.borrow_mut().push(datagram);
+    }
+
+    fn sent(&mut self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut self.worker.parts().1.frames)
+    }
+
+    /// Asserts that what was taken is somewhere.
+    fn assert_all_counted(&self) {
+        let ends = Outcome::ALL.into_iter().skip(1);
+        let ended: u64 = ends.map(|outcome| self.counts.of(outcome)).sum();
+        let (held, _) = self.counts.held();
+        assert_eq!(self.counts.of(Outcome::Taken), ended + held);
+    }
+}
+
+const ETHERNET: [u8; 12] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+
+fn ipv4(source: [u8; 4], protocol: u8, flags_and_offset: u16, payload: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(20 + payload.len()).unwrap();
+    let mut packet = vec![0x45, 0];
+    packet.extend(length.to_be_bytes());
+    packet.extend([0, 1]);
+    packet.extend(flags_and_offset.to_be_bytes());
+    packet.extend([64, protocol, 0, 0]);
+    packet.extend(source);
+    packet.extend(VIP);
+    packet.extend(payload);
+    packet
+}
+
+fn frame(tags: &[u8], packet: &[u8]) -> Vec<u8> {
+    [&ETHERNET, tags, &[8, 0], packet].concat()
+}
+
+fn returned(packet: &[u8], reason: PuntReason) -> Vec<u8> {
+    let carried = Carried::new(7, reason as u16, 0).back_to(MAC);
+    let macs = [&MAC[..], &ETHERNET[6..], &[8, 0]].concat();
+    [carried.as_bytes(), &macs, packet].concat()
+}
+
+const CLIENT: [u8; 4] = [192, 0, 2, 1];
+
+#[test]
+fn fragment_waits_for_the_first_one_and_goes_back_with_what_is_in_front() {
+    let mut rig = Rig::new();
+    let second = ipv4(CLIENT, protocol::UDP, 0x2001, &[2; 8]);
+    let third = ipv4(CLIENT, protocol::UDP, 2, &[3; 8]);
+    rig.punt(0, &frame(&[], &third));
+    rig.punt(0, &frame(&[], &second));
+    rig.worker.look(MS);
+    assert_eq!(rig.sent().len(), 0);
+    assert_eq!(rig.counts.held().0, 2);
+    rig.assert_all_counted();
+    rig.learn(datagram(source(1), 1));
+    rig.worker.look(2 * MS);
+    let back = [second, third].map(|packet| returned(&packet, PuntReason::Fragment));
+    assert_eq!(rig.sent(), back);
+    assert_eq!(rig.counts.of(Outcome::Mended), 2);
+    assert_eq!(rig.counts.held(), (0, 0));
+    assert!(rig.worker.is_idle());
+    // One that comes when the ports are known does not wait.
+    let fourth = ipv4(CLIENT, protocol::UDP, 3, &[4; 8]);
+    rig.punt(3 * MS, &frame(&[], &fourth));
+    assert_eq!(rig.sent(), [returned(&fourth, PuntReason::Fragment)]);
+    rig.assert_all_counted();
+}
+
+#[test]
+fn vlan_tags_are_taken_off_and_outer_headers_followed() {
+    let mut rig = Rig::new();
+    rig.learn(datagram(source(1), 1));
+    let inner = ipv4(CLIENT, protocol::UDP, 2, &[3; 8]);
+    let outer = ipv4([10, 0, 0, 1], protocol::IPV4, 0, &inner);
+    for tags in [&[0x81, 0, 0, 5][..], &[0x88, 0xa8, 0, 9, 0x81, 0, 0, 5]] {
+        rig.punt(0, &frame(tags, &outer));
+        assert_eq!(rig.sent(), [returned(&outer, PuntReason::Fragment)]);
+    }
+    rig.assert_all_counted();
+}
+
+#[test]
+fn what_is_no_later_fragment_is_given_up() {
+    let mut rig = Rig::new();
+    let whole = ipv4(CLIENT, protocol::UDP, 0, &[0; 8]);
+    let first = ipv4(CLIENT, protocol::UDP, 0x2000, &[0; 8]);
+    let longest = ipv4(CLIENT, protocol::UDP, 0x1fff, &[0; 16]);
+    let cut = &ipv4(CLIENT, protocol::UDP, 2, &[0; 8])[..24];
+    for packet in [&whole, &first, &longest, cut, &[0x45]] {
+        rig.punt(0, &frame(&[], packet));
+    }
+    rig.punt(0, &[]);
+    assert_eq!(rig.counts.of(Outcome::Unreadable), 6);
+    assert!(rig.worker.is_idle());
+    rig.assert_all_counted();
+}
+
+#[test]
+fn what_may_be_the_kernels_is_passed_on_in_the_end() {
+    let mut rig = Rig::new();
+    let later = ipv4(CLIENT, protocol::UDP, 2, &[3; 8]);
+    rig.punt_as(0, PuntReason::NodeFragment, &frame(&[], &later));
+    rig.worker.look(499 * MS);
+    assert_eq!(rig.sent().len(), 0);
+    rig.worker.look(500 * MS);
+    assert_eq!(rig.sent(), [returned(&later, PuntReason::NodeFragment)]);
+    assert_eq!(rig.counts.of(Outcome::PassedOn), 1);
+    rig.assert_all_counted();
+}
+
+#[test]
+fn what_the_way_back_refuses_is_counted_and_what_is_held_at_the_end_too() {
+    let mut rig = Rig::new();
+    rig.worker.parts().1.refuses = true;
+    let later = frame(&[], &ipv4(CLIENT, protocol::UDP, 2, &[3; 8]));
+    rig.punt(0, &later);
+    rig.learn(datagram(source(1), 1));
+    rig.worker.look(0);
+    assert_eq!(rig.counts.of(Outcome::Unsent), 1);
+    rig.punt(
+        0,
+        &frame(&[], &ipv4([192, 0, 2, 2], protocol::UDP, 2, &[3; 8])),
+    );
+    rig.worker.end();
+    assert_eq!(rig.counts.of(Outcome::Ended), 1);
+    rig.assert_all_counted();
+}
+
+#[test]
+fn flood_takes_no_buffer_of_the_port_and_keeps_nobody_out() {
+    let mut rig = Rig::new();
+    let good = ipv4(CLIENT, protocol::UDP, 2, &[3; 8]);
+    rig.punt(0, &frame(&[], &good));
+    for number in 0..5000u16 {
+        let mut forged = ipv4([198, 51, 100, 1], protocol::UDP, 2, &[3; 8]);
+        forged[4..6].copy_from_slice(&number.to_be_bytes());
+        rig.punt(u64::from(number), &frame(&[], &forged));
+    }
+    let (_, bytes) = rig.counts.held();
+    assert!(bytes <= (64 << 10) + 1024, "{bytes}");
+    assert!(rig.counts.of(Outcome::SourceShare) > 4000);
+    rig.learn(datagram(source(1), 1));
+    rig.worker.look(MS);
+    assert_eq!(rig.sent(), [returned(&good, PuntReason::Fragment)]);
+    rig.assert_all_counted();
+}

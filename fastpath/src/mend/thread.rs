@@ -1,0 +1,408 @@
+//! The thread that mends: the sockets of all queues, and the time.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    os::fd::{AsFd as _, AsRawFd as _},
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{self, Receiver, Sender, TryRecvError},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use aya::{
+    Pod,
+    maps::{HashMap, Map, MapData, MapError, XskMap},
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+};
+use xdp_prog::{
+    abi::{Datagram, Tuple, map},
+    punt::queue_key,
+};
+
+use super::{
+    Counts, Limits,
+    pair::{Pair, PairError, WayBack},
+    worker::{Known, Worker},
+};
+use crate::{
+    attach::LinkFailure,
+    clock::monotonic_ns,
+    load::{LoadError, Loaded},
+    port::{
+        Losses, Port,
+        xsk::{Copying, OpenError, Options, Xsk},
+    },
+};
+
+/// Pause between two looks while something is held.
+const LOOK: Duration = Duration::from_millis(1);
+/// Longest sleep. Commands wait for it.
+const SLEEP: Duration = Duration::from_millis(100);
+/// Pause between two attempts at a queue that could not be opened.
+const RETRY: Duration = Duration::from_millis(200);
+/// Buffers of a queue, all of them for what arrives.
+const BUFFERS: u32 = 512;
+
+/// A receive queue of an interface.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Queue {
+    pub interface: String,
+    /// Interface index.
+    pub device: u32,
+    pub queue: u32,
+}
+
+/// Reasons why packets cannot be mended.
+#[derive(Debug, thiserror::Error)]
+pub enum MendError {
+    #[error(transparent)]
+    Pair(#[from] PairError),
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error("cannot attach the program that takes mended packets")]
+    Attach(#[source] LinkFailure),
+    #[error("cannot use the map {map}")]
+    Map {
+        map: &'static str,
+        #[source]
+        source: MapError,
+    },
+    #[error("cannot start the thread that mends")]
+    Thread(#[source] io::Error),
+}
+
+enum Command {
+    Follow(BTreeSet<Queue>),
+    End,
+}
+
+/// What is known of the queues.
+#[derive(Debug, Default)]
+struct Queues {
+    open: usize,
+    /// Why a queue is not open.
+    problems: BTreeMap<Queue, String>,
+}
+
+/// Reads the state of a thread that mends.
+#[derive(Clone, Debug)]
+pub struct MendReader {
+    counts: Arc<Counts>,
+    queues: Arc<Mutex<Queues>>,
+}
+
+impl MendReader {
+    /// Returns the counters.
+    #[must_use]
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Returns the number of open queues, and why others are not.
+    #[must_use]
+    pub fn queues(&self) -> (usize, Vec<String>) {
+        let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut problems: Vec<_> = queues.problems.values().cloned().collect();
+        problems.dedup();
+        (queues.open, problems)
+    }
+}
+
+/// The thread that mends packets. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Mend {
+    commands: Sender<Command>,
+    counts: Arc<Counts>,
+    queues: Arc<Mutex<Queues>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Mend {
+    /// Makes the way back, and starts the thread, without any queue. The pair of an earlier agent is adopted.
+    ///
+    /// # Errors
+    ///
+    /// Each error names the cause.
+    pub fn start(loaded: &mut Loaded, limits: Limits) -> Result<Self, MendError> {
+        let Pair { back, device, mac } = Pair::make()?;
+        loaded.attach_mended(device).map_err(MendError::Attach)?;
+        let counts = Arc::new(Counts::default());
+        let queues = Arc::new(Mutex::default());
+        let known = Published(hash(loaded, map::FRAGMENTS)?);
+        let worker = Worker::new(limits, known, back, mac, Arc::clone(&counts));
+        let sockets = XskMap::try_from(Map::XskMap(loaded.map(map::XSKS)?));
+        let sockets = sockets.map_err(failed(map::XSKS))?;
+        let (commands, received) = mpsc::channel();
+        let mut state = Thread {
+            worker,
+            free: (0..sockets.len()).rev().collect(),
+            sockets,
+            slots: hash(loaded, map::PUNT_QUEUES)?,
+            wanted: BTreeSet::new(),
+            ports: BTreeMap::new(),
+            attempted: None,
+            lost: Losses::default(),
+            counts: Arc::clone(&counts),
+            queues: Arc::clone(&queues),
+        };
+        state.forget_former();
+        let thread = thread::Builder::new()
+            .name("mend".to_owned())
+            .spawn(move || state.run(&received))
+            .map_err(MendError::Thread)?;
+        Ok(Self {
+            commands,
+            counts,
+            queues,
+            thread: Some(thread),
+        })
+    }
+
+    /// Sets the queues whose packets are mended. They are opened soon; one that is in use is tried again.
+    pub fn follow(&self, queues: BTreeSet<Queue>) {
+        // The thread ends only with this.
+        let _ = self.commands.send(Command::Follow(queues));
+    }
+
+    /// Returns what others read of the thread.
+    #[must_use]
+    pub fn reader(&self) -> MendReader {
+        MendReader {
+            counts: Arc::clone(&self.counts),
+            queues: Arc::clone(&self.queues),
+        }
+    }
+
+    /// Tells whether the thread goes on.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.thread
+            .as_ref()
+            .is_some_and(|thread| !thread.is_finished())
+    }
+}
+
+impl Drop for Mend {
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::End);
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The datagrams whose first fragments have published their ports.
+struct Published(HashMap<MapData, Tuple, Datagram>);
+
+impl Known for Published {
+    fn has(&self, datagram: &Tuple) -> bool {
+        let first = self.0.get(datagram, 0);
+        first.is_ok_and(|first| first.is_awaited(monotonic_ns()))
+    }
+}
+
+/// An open queue.
+struct Open {
+    port: Port<Xsk>,
+    /// Its place in `XSKS`.
+    slot: u32,
+}
+
+struct Thread {
+    worker: Worker<Published, WayBack>,
+    sockets: XskMap<MapData>,
+    slots: HashMap<MapData, u64, u32>,
+    /// Places in `XSKS` that no queue has.
+    free: Vec<u32>,
+    wanted: BTreeSet<Queue>,
+    ports: BTreeMap<Queue, Open>,
+    /// When queues that are not open were last tried.
+    attempted: Option<Instant>,
+    /// What the kernel has lost of queues that are closed.
+    lost: Losses,
+    counts: Arc<Counts>,
+    queues: Arc<Mutex<Queues>>,
+}
+
+impl Thread {
+    /// Forgets the queues of an agent that did not end by itself. Its sockets are gone.
+    fn forget_former(&mut self) {
+        let former: Vec<u64> = self.slots.keys().filter_map(Result::ok).collect();
+        for key in former {
+            let _ = self.slots.remove(&key);
+        }
+    }
+
+    fn run(mut self, commands: &Receiver<Command>) {
+        loop {
+            match commands.try_recv() {
+                Ok(Command::Follow(queues)) => self.follow(queues),
+                Ok(Command::End) | Err(TryRecvError::Disconnected) => break,
+                Err(TryRecvError::Empty) => {}
+            }
+            self.open_missing();
+            let taken = self.take();
+            self.worker.look(monotonic_ns());
+            if taken == 0 {
+                self.show_losses();
+                self.sleep();
+            }
+        }
+        self.follow(BTreeSet::new());
+        self.worker.end();
+        self.show_losses();
+    }
+
+    /// Takes a batch out of each queue. Returns the number of packets.
+    fn take(&mut self) -> usize {
+        let mut taken = 0;
+        let mut broken = Vec::new();
+        for (queue, open) in &mut self.ports {
+            match self.worker.take(&mut open.port, monotonic_ns()) {
+                Ok(frames) => taken += frames,
+                // The interface is gone, for example.
+                Err(error) => broken.push((queue.clone(), error)),
+            }
+        }
+        for (queue, error) in broken {
+            self.close(&queue);
+            let problem = format!("interface {}: {error}", queue.interface);
+            self.edit_queues(|queues| drop(queues.problems.insert(queue, problem)));
+        }
+        taken
+    }
+
+    fn sleep(&self) {
+        let longest = if self.worker.is_idle() { SLEEP } else { LOOK };
+        let timeout = Timespec::try_from(longest).unwrap_or_default();
+        let fds: Vec<_> = self.ports.values().map(|open| open.port.as_fd()).collect();
+        let mut ready: Vec<_> = fds
+            .iter()
+            .map(|fd| PollFd::new(fd, PollFlags::IN))
+            .collect();
+        match poll(&mut ready, Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => thread::sleep(LOOK),
+        }
+    }
+
+    fn follow(&mut self, wanted: BTreeSet<Queue>) {
+        let open: BTreeSet<Queue> = self.ports.keys().cloned().collect();
+        for gone in open.difference(&wanted) {
+            self.close(gone);
+        }
+        self.edit_queues(|queues| queues.problems.retain(|queue, _| wanted.contains(queue)));
+        self.wanted = wanted;
+        self.attempted = None;
+    }
+
+    fn open_missing(&mut self) {
+        if self.wanted.len() == self.ports.len()
+            || self.attempted.is_some_and(|then| then.elapsed() < RETRY)
+        {
+            return;
+        }
+        self.attempted = Some(Instant::now());
+        let missing = self.wanted.iter();
+        let missing = missing.filter(|queue| !self.ports.contains_key(*queue));
+        for queue in missing.cloned().collect::<Vec<_>>() {
+            let problem = self.open(&queue).err();
+            self.edit_queues(|queues| match problem {
+                Some(problem) => drop(queues.problems.insert(queue, problem)),
+                None => drop(queues.problems.remove(&queue)),
+            });
+        }
+    }
+
+    fn open(&mut self, queue: &Queue) -> Result<(), String> {
+        let Some(slot) = self.free.last().copied() else {
+            return Err("too many queues".to_owned());
+        };
+        let options = Options {
+            buffers: BUFFERS,
+            buffer_size: 4096,
+            reserve: 0,
+            ring: BUFFERS,
+            copying: Copying::Always,
+            several_buffers: false,
+            patience: Duration::ZERO,
+        };
+        let port = Port::open(&queue.interface, queue.queue, &options);
+        let port = port.map_err(|error: OpenError| in_words(&error))?;
+        let fd = port.as_fd().as_raw_fd();
+        let key = queue_key(queue.device, queue.queue);
+        self.sockets
+            .set(slot, fd, 0)
+            .and_then(|()| self.slots.insert(key, slot, 0))
+            .map_err(|error| in_words(&error))?;
+        self.free.pop();
+        self.ports.insert(queue.clone(), Open { port, slot });
+        let open = self.ports.len();
+        self.edit_queues(|queues| queues.open = open);
+        Ok(())
+    }
+
+    /// Ends that frames come by a queue, takes those that have come, and closes it.
+    fn close(&mut self, queue: &Queue) {
+        let Some(mut open) = self.ports.remove(queue) else {
+            return;
+        };
+        let _ = self.slots.remove(&queue_key(queue.device, queue.queue));
+        let _ = self.sockets.unset(open.slot);
+        while matches!(self.worker.take(&mut open.port, monotonic_ns()), Ok(1..)) {}
+        self.lost = sum(self.lost, open.port.losses().unwrap_or_default());
+        self.free.push(open.slot);
+        let open = self.ports.len();
+        self.edit_queues(|queues| queues.open = open);
+    }
+
+    fn show_losses(&self) {
+        let of_open = self.ports.values();
+        let of_open = of_open.map(|open| open.port.losses().unwrap_or_default());
+        self.counts.show_losses(of_open.fold(self.lost, sum));
+    }
+
+    fn edit_queues(&self, edit: impl FnOnce(&mut Queues)) {
+        edit(&mut self.queues.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+fn hash<K: Pod, V: Pod>(
+    loaded: &Loaded,
+    name: &'static str,
+) -> Result<HashMap<MapData, K, V>, MendError> {
+    // The system calls are the same for hashes of both kinds.
+    let map = HashMap::try_from(Map::HashMap(loaded.map(name)?));
+    map.map_err(failed(name))
+}
+
+fn failed(map: &'static str) -> impl Fn(MapError) -> MendError {
+    move |source| MendError::Map { map, source }
+}
+
+const fn sum(one: Losses, other: Losses) -> Losses {
+    Losses {
+        no_buffer: one.no_buffer + other.no_buffer,
+        ring_full: one.ring_full + other.ring_full,
+        too_large: one.too_large + other.too_large,
+        invalid: one.invalid + other.invalid,
+    }
+}
+
+/// Returns an error and its sources in one line.
+fn in_words(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text += &format!(": {error}");
+        source = error.source();
+    }
+    text
+}

@@ -1,0 +1,179 @@
+//! Punts: frames that XDP cannot finish go to the agent, and come back mended.
+//!
+//! A fragment that arrives before its datagram's first one has to be held, which no XDP program can. [`Stage::Punt`]
+//! puts a [`Carried`] in front and redirects the frame to the AF_XDP socket of its queue. The agent holds the frame
+//! until the first fragment has shown the ports. Then it sends the frame, a [`Carried`] in front again, into a veth
+//! pair of its own, at whose other end the program `guideway_mended` takes it off and goes on with the frame as if it
+//! had just come in by the device that [`Carried::device`] names. A frame that has been mended is never punted again.
+//!
+//! [`Stage::Punt`]: crate::stage::Stage::Punt
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::{
+    abi::{AddressKey, CONFIG_MEND, Tuple},
+    decide::key_of_datagram,
+    frame::Frame,
+    ip::{Ip, with_packet},
+    parse::Packet,
+    reason::{DropReason, PassReason, PuntReason},
+    stage::Stage,
+    verdict::{Ending, Verdict},
+    wire::protocol,
+    world::{HandOver, HandOvers, Tables},
+};
+
+/// Name of the program at the end of the veth pair by which mended frames come back.
+pub const MENDED_PROGRAM: &str = "guideway_mended";
+
+/// EtherType of [`Carried`]: one for experiments (IEEE 802). Such frames are in the pair alone.
+pub const CARRIED: u16 = 0x88b5;
+
+/// Most bytes of a frame that is punted, those in front included: what a buffer of 4096 bytes takes of which the
+/// kernel keeps 256.
+pub const LONGEST_PUNT: usize = 3840;
+
+/// What is in front of a frame between XDP and the agent. It begins like an Ethernet header, because the veth pair
+/// judges it as one.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct Carried {
+    /// MAC of the pair's end where a mended frame comes back; zero in a frame that is punted.
+    destination: [u8; 6],
+    device: [u8; 4],
+    reason: [u8; 2],
+    /// [`CARRIED`].
+    pub ether_type: [u8; 2],
+    size: [u8; 2],
+}
+
+impl Carried {
+    /// Length in bytes.
+    pub const LENGTH: usize = size_of::<Self>();
+
+    /// Makes that of a frame that came in by a device. `size` is the longest packet that fits where the frame was to
+    /// go; 0 if that is not why it is punted.
+    #[inline(always)]
+    pub const fn new(device: u32, reason: u16, size: u16) -> Self {
+        Self {
+            destination: [0; 6],
+            device: device.to_ne_bytes(),
+            reason: reason.to_ne_bytes(),
+            ether_type: CARRIED.to_be_bytes(),
+            size: size.to_ne_bytes(),
+        }
+    }
+
+    /// Returns that of the frame on its way back, to the end of the pair with this MAC.
+    #[must_use]
+    pub const fn back_to(self, destination: [u8; 6]) -> Self {
+        Self {
+            destination,
+            ..self
+        }
+    }
+
+    /// Returns the index of the device that the frame came in by.
+    #[inline(always)]
+    pub const fn device(&self) -> u32 {
+        u32::from_ne_bytes(self.device)
+    }
+
+    /// Returns why the frame is punted; `None` for the number of no reason.
+    pub fn reason(&self) -> Option<PuntReason> {
+        let number = u16::from_ne_bytes(self.reason);
+        PuntReason::ALL.get(usize::from(number)).copied()
+    }
+
+    /// Returns the longest packet that fits where the frame was to go; 0 if that is not why it is punted.
+    #[inline(always)]
+    pub const fn size(&self) -> u16 {
+        u16::from_ne_bytes(self.size)
+    }
+}
+
+const _: () = assert!(Carried::LENGTH == 16);
+
+/// Returns the key of a queue in `PUNT_QUEUES`.
+#[inline(always)]
+pub const fn queue_key(device: u32, queue: u32) -> u64 {
+    (device as u64) << 32 | queue as u64
+}
+
+/// Tells whether the agent mends packets.
+#[inline(always)]
+pub(crate) fn is_mending<T: Tables>(tables: &T) -> bool {
+    let config = tables.config();
+    config.is_some_and(|config| config.flags & CONFIG_MEND != 0)
+}
+
+/// Leaves a frame to [`Stage::Punt`].
+#[inline(always)]
+pub(crate) fn punt<'t, T: HandOvers>(tables: &T, reason: PuntReason) -> Verdict<'t> {
+    tables.hand_over(HandOver {
+        detail: reason as u32,
+        ..HandOver::default()
+    });
+    Verdict::Continue(Stage::Punt)
+}
+
+/// Returns what becomes of a frame of [`Stage::Punt`] that nobody takes.
+#[inline(always)]
+pub(crate) fn otherwise<T: HandOvers>(tables: &T) -> Ending {
+    if tables.handed_over().detail == PuntReason::NodeFragment as u32 {
+        Ending::Pass(PassReason::FragmentNotOurs)
+    } else {
+        Ending::Drop(DropReason::FragmentOutOfOrder)
+    }
+}
+
+/// A later fragment in a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaterFragment {
+    /// The key of its datagram in `FRAGMENTS`.
+    pub datagram: Tuple,
+    /// Its source.
+    pub source: AddressKey,
+    /// Where it begins in the datagram's payload, in bytes.
+    pub offset: u32,
+    /// Bytes of the payload that it has.
+    pub length: u32,
+}
+
+impl LaterFragment {
+    /// Finds the later fragment of a frame, bare or in an outer header; `None` if the frame has none.
+    pub fn of<F: Frame>(frame: &F) -> Option<Self> {
+        with_packet!(frame, packet => in_packet(frame, &packet), _reason => None)
+    }
+}
+
+fn in_packet<F: Frame, A: Ip>(frame: &F, packet: &Packet<A>) -> Option<LaterFragment> {
+    let inner = match packet.protocol {
+        protocol::IPV4 if !packet.is_fragment => crate::family::Family::V4,
+        protocol::IPV6 if !packet.is_fragment => crate::family::Family::V6,
+        _ => return later_fragment(packet),
+    };
+    with_packet!(frame, inner, at packet.l4, packet => later_fragment(&packet), _ => None)
+}
+
+fn later_fragment<A: Ip>(packet: &Packet<A>) -> Option<LaterFragment> {
+    let length = (packet.l3 + packet.length).checked_sub(packet.l4)?;
+    packet.is_later_fragment().then_some(LaterFragment {
+        datagram: key_of_datagram(packet),
+        source: packet.source.key(),
+        offset: u32::from(packet.piece.offset) * 8,
+        length: u32::try_from(length).ok()?,
+    })
+}

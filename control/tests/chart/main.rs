@@ -6,6 +6,7 @@
     reason = "clippy knows test functions, not the helpers beside them"
 )]
 
+mod bgp;
 mod chart;
 mod confined;
 mod image;
@@ -21,4 +22,5 @@ mod schema;
 mod server;
 #[path = "../docs/shell.rs"]
 mod shell;
+mod typed;
 mod unit;

@@ -10,6 +10,7 @@ mod bgp;
 mod chart;
 mod confined;
 mod image;
+mod in_pod;
 mod licences;
 mod monitoring;
 mod newcomer;

@@ -36,6 +36,7 @@ mod asked;
 mod cluster;
 mod nodes;
 mod report;
+pub mod result;
 mod scenario;
 mod source;
 mod usage;
@@ -53,20 +54,16 @@ use anyhow::{Context, Result, ensure};
 
 use self::{
     agent::Agent,
-    report::once,
     source::Server,
     wire::{Prober, Wire},
 };
 pub use self::{
     cluster::Cluster,
-    report::{Figure, Report, ScenarioFigures},
+    report::{Report, ScenarioFigures},
     scenario::Scenario,
     source::Source,
 };
-use crate::{
-    host::{self, Facts},
-    stats::{bootstrap, percentile},
-};
+use crate::host::{self, Facts};
 
 /// How long to wait for a packet that follows a change.
 const PACKET_TIMEOUT: Duration = Duration::from_secs(30);
@@ -161,13 +158,13 @@ fn measure_agent(
     results.add(
         "lists complete to full tables",
         "s",
-        once(start.tables.as_secs_f64()),
+        start.tables.as_secs_f64(),
         Some(MOST_START_SECONDS),
     );
     results.add(
         "start of the program to full tables",
         "s",
-        once(start.total.as_secs_f64()),
+        start.total.as_secs_f64(),
         None,
     );
     let distance = (cluster.services / PROBED_SERVICES).max(1) as usize;
@@ -210,14 +207,14 @@ fn measure_agent(
         results.add(
             "storm: latest of the last third",
             "s",
-            once(latest),
+            latest,
             Some(MOST_STORM_SECONDS),
         );
-        results.add("storm: CPU, % of one core", "%", once(busy * 100.0), None);
+        results.add("storm: CPU, % of one core", "%", busy * 100.0, None);
         results.add(
             "storm: changes not written in its time",
             "%",
-            once(unwritten * 100.0),
+            unwritten * 100.0,
             Some(MOST_UNWRITTEN_PERCENT),
         );
     }
@@ -232,7 +229,7 @@ fn measure_agent(
     results.add(
         "CPU when nothing changes, % of one core",
         "%",
-        once(idle * 100.0),
+        idle * 100.0,
         is_typical.then_some(MOST_IDLE_PERCENT),
     );
 
@@ -246,7 +243,7 @@ fn measure_agent(
         results.add(
             "one heartbeat of a Node, CPU",
             "us",
-            once(each),
+            each,
             Some(MOST_HEARTBEAT_US),
         );
     }
@@ -259,10 +256,10 @@ fn measure_agent(
     results.add(
         "memory, resident",
         "MiB",
-        once(memory.resident as f64 / MIB),
+        memory.resident as f64 / MIB,
         is_typical.then_some(bound / MIB),
     );
-    results.add("memory, peak", "MiB", once(memory.peak as f64 / MIB), None);
+    results.add("memory, peak", "MiB", memory.peak as f64 / MIB, None);
 
     say("all rows");
     asked::measure_rows(cluster, agent, results)?;
@@ -287,13 +284,7 @@ fn add_quantiles(
     [median, late]: [(&'static str, Option<f64>); 2],
 ) {
     for ((name, bound), quantile) in [(median, 0.50), (late, 0.99)] {
-        let estimate = bootstrap(times.len(), |sample| {
-            percentile(
-                &sample.iter().map(|&i| times[i]).collect::<Vec<_>>(),
-                quantile,
-            )
-        });
-        results.add(name, "ms", estimate, bound);
+        results.add_quantile(name, "ms", times, quantile, bound);
     }
 }
 

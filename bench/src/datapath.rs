@@ -71,7 +71,7 @@ use self::rig::{Rig, RunStatistics};
 pub use self::{
     frames::{Family, Protocol},
     plan::{Order, Stream, System},
-    report::{Bar, Outcome, Report, Row},
+    report::{Bar, Report, Row},
 };
 use crate::host::{self, Facts};
 

@@ -4,6 +4,7 @@
 //! cluster. [`run`] measures what a user's [`scenario`] asks for, into a [`result`] that [`report`] and [`mod@compare`]
 //! read. All build their own networks with the crate `lab` and remove them.
 
+pub mod bars;
 pub mod compare;
 pub mod control;
 pub mod datapath;

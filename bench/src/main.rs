@@ -5,15 +5,16 @@ mod commands;
 use std::{
     env,
     io::{IsTerminal, Write, stderr},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::{Result, ensure};
 use bench::{
+    bars::Outcome,
     control,
-    datapath::{self, Family, Outcome, Protocol, against},
+    datapath::{self, Family, Protocol, against},
     result::Files,
 };
 use clap::{Parser, Subcommand};
@@ -76,7 +77,7 @@ struct Datapath {
     /// cost is set against the other's. The bar is then that no row is slower.
     #[arg(long, value_name = "PROGRAM", conflicts_with = "out")]
     against: Option<PathBuf>,
-    /// Write the rates into this directory, too: as a result for `report` and `compare`.
+    /// Write rates and costs into this directory, too: as a result for `report` and, of the rates, `compare`.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -98,6 +99,9 @@ struct Control {
     /// The `guideway` program [default: the one beside this program].
     #[arg(long, value_name = "PATH")]
     guideway: Option<PathBuf>,
+    /// Write the figures into this directory, too: as a result for `report`.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -149,21 +153,12 @@ fn run_datapath(arguments: &Datapath) -> Result<Outcome> {
         }
         return Ok(comparison.outcome());
     }
-    if let Some(out) = &arguments.out {
-        let is_free = Files::find(out).is_ok_and(|found| found.is_none());
-        ensure!(
-            is_free,
-            "{} is in use: name another directory",
-            out.display()
-        );
-    }
+    expect_free(arguments.out.as_deref())?;
     let started = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let report = datapath::run(&options, &show_progress)?;
     show_progress("");
     if let Some(out) = &arguments.out {
-        let words: Vec<String> = env::args().skip(1).collect();
-        let command = format!("guideway-bench {}", words.join(" "));
-        datapath::result::of(&report, &options, command, started)?.write(out)?;
+        datapath::result::of(&report, &options, own_command(), started)?.write(out)?;
     }
     if arguments.json {
         for row in &report.rows {
@@ -197,8 +192,13 @@ fn run_control(arguments: &Control) -> Result<Outcome> {
         !options.scenarios.is_empty(),
         "no scenario has so many services"
     );
+    expect_free(arguments.out.as_deref())?;
+    let started = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let report = control::run(&options, &show_progress)?;
     show_progress("");
+    if let Some(out) = &arguments.out {
+        control::result::of(&report, own_command(), started)?.write(out)?;
+    }
     if arguments.json {
         for row in report.to_json() {
             println!("{row}");
@@ -207,6 +207,25 @@ fn run_control(arguments: &Control) -> Result<Outcome> {
         print!("{report}");
     }
     Ok(report.outcome())
+}
+
+/// Checks that a directory can take a result, before anything is measured.
+fn expect_free(out: Option<&Path>) -> Result<()> {
+    if let Some(out) = out {
+        let is_free = Files::find(out).is_ok_and(|found| found.is_none());
+        ensure!(
+            is_free,
+            "{} is in use: name another directory",
+            out.display()
+        );
+    }
+    Ok(())
+}
+
+/// Returns the command that repeats the run.
+fn own_command() -> String {
+    let words: Vec<String> = env::args().skip(1).collect();
+    format!("guideway-bench {}", words.join(" "))
 }
 
 /// Rewrites the progress line of a terminal.

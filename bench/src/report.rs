@@ -11,6 +11,7 @@ mod embed;
 mod events;
 mod export;
 mod machine;
+mod measurements;
 mod rates;
 mod sections;
 mod shares;
@@ -77,6 +78,10 @@ pub fn text(files: &Files) -> String {
         for stream in [Stream::RoundTrip, Stream::Forward] {
             text += &format!("\n{}", sections::table_as_text(files, stream));
         }
+    }
+    text += &measurements::as_text(&files.run);
+    if files.run.series.is_empty() {
+        return text;
     }
     text += &events::as_text(&files.run);
     text + &rates::as_text(&files.run) + "\n" + &shares::packets_as_text(&files.run)

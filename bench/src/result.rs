@@ -13,6 +13,7 @@
 mod directory;
 mod distribution;
 mod log;
+mod measurement;
 mod model;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -20,6 +21,7 @@ pub(crate) mod tests;
 pub use directory::{Files, ResultError, Streams, digest};
 pub use distribution::{Distribution, Percentile, merge, new_histogram};
 pub use log::{Interval, read_log, start_of_log, write_csv, write_hgrm, write_log};
+pub use measurement::Measurement;
 pub use model::{
     Comparability, Figures, Happened, KEPT_UP, Quietness, Run, SCHEMA_VERSION, Series, Stream,
     Tool, Trial, figures,

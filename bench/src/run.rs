@@ -324,6 +324,23 @@ pub fn new_run(options: &Options, scenario: Scenario) -> Run {
         comparability: Comparability::of(BTreeMap::new()),
         quietness: Vec::new(),
         series: Vec::new(),
+        measurements: Vec::new(),
         files: BTreeMap::new(),
     }
+}
+
+/// Makes the result of a measurement that no scenario's file asked for, and that began at `started` (since the epoch)
+/// and ends now.
+pub fn ended_run(scenario: Scenario, command: String, started: Duration) -> Run {
+    let options = Options {
+        scenario: String::new(),
+        guideway: PathBuf::new(),
+        out: PathBuf::new(),
+        interrupted: None,
+        command,
+    };
+    let mut run = new_run(&options, scenario);
+    run.interrupted = false;
+    run.ended = std::mem::replace(&mut run.started, host::rfc3339_of(started));
+    run
 }

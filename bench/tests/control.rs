@@ -36,9 +36,9 @@ fn tables_follow_a_cluster_of_500_services_with_20_endpoints() {
         let figure = results
             .figures
             .iter()
-            .find(|figure| figure.name.starts_with(name));
+            .find(|figure| figure.quantity.starts_with(name));
         let figure = figure.unwrap_or_else(|| panic!("no figure {name}: {report}"));
-        figure.estimate.value
+        figure.value
     };
     let (tables, all) = (value("lists complete"), value("start of the program"));
     assert!(tables > 0.0 && tables < all, "{report}");

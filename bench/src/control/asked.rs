@@ -10,13 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use super::{
-    MIB,
-    agent::Agent,
-    cluster::Cluster,
-    report::{ScenarioFigures, once},
-    usage::Memory,
-};
+use super::{MIB, agent::Agent, cluster::Cluster, report::ScenarioFigures, usage::Memory};
 
 /// Bounds of the time that commands take to show all rows, in seconds, and the number of services that the first is for.
 const MOST_SERVICES_SECONDS: f64 = 1.0;
@@ -43,21 +37,21 @@ pub(super) fn measure_rows(
     results.add(
         "guideway services, all rows",
         "s",
-        once(services.time.as_secs_f64()),
+        services.time.as_secs_f64(),
         (cluster.services <= ROWS_OF_SERVICES).then_some(MOST_SERVICES_SECONDS),
     );
     let backends = show(agent, "backends")?;
     results.add(
         "guideway backends, all rows",
         "s",
-        once(backends.time.as_secs_f64()),
+        backends.time.as_secs_f64(),
         Some(MOST_BACKENDS_SECONDS),
     );
     let memory = backends.memory.context("its page fits a pipe")?;
     results.add(
         "guideway backends, memory",
         "MiB",
-        once(memory as f64 / MIB),
+        memory as f64 / MIB,
         Some(MOST_BACKENDS_MIB),
     );
     Ok(())

@@ -5,7 +5,7 @@ use std::fmt;
 use serde_json::{Value, json};
 
 use super::Scenario;
-use crate::{datapath::Outcome, host::Facts, stats::Estimate};
+use crate::{bars::Outcome, host::Facts, result::Measurement};
 
 /// Requirements of kube-proxy in its nftables mode, as published by its project.
 const PUBLISHED: &str = "\
@@ -15,51 +15,13 @@ kube-proxy, nftables mode, as published (other machines, other clusters):
   10 000 services, 2 endpoints each: one service more ~141 ms, memory ~260 MiB (kubernetes PR 126013)
 ";
 
-/// A figure of a scenario.
-#[derive(Clone, Debug)]
-pub struct Figure {
-    /// What was measured.
-    pub name: &'static str,
-    /// The unit.
-    pub unit: &'static str,
-    /// The value with its interval; for a single measurement the interval is the value itself.
-    pub estimate: Estimate,
-    /// The largest allowed value.
-    pub bound: Option<f64>,
-}
-
-impl Figure {
-    /// Compares the figure with its bound; `None` if it has none.
-    pub fn outcome(&self) -> Option<Outcome> {
-        let Estimate { low, high, .. } = self.estimate;
-        self.bound.map(|bound| {
-            if high <= bound {
-                Outcome::Holds
-            } else if low > bound {
-                Outcome::Fails
-            } else {
-                Outcome::Inconclusive
-            }
-        })
-    }
-}
-
-/// Returns the estimate of a single measurement.
-pub(super) const fn once(value: f64) -> Estimate {
-    Estimate {
-        value,
-        low: value,
-        high: value,
-    }
-}
-
 /// The figures of one scenario.
 #[derive(Clone, Debug)]
 pub struct ScenarioFigures {
     /// The scenario.
     pub scenario: Scenario,
     /// Its figures, in the order of measurement.
-    pub figures: Vec<Figure>,
+    pub figures: Vec<Measurement>,
 }
 
 impl ScenarioFigures {
@@ -70,19 +32,24 @@ impl ScenarioFigures {
         }
     }
 
-    pub(super) fn add(
+    /// Adds what was measured once, with its bar.
+    pub(super) fn add(&mut self, quantity: &str, unit: &str, value: f64, bound: Option<f64>) {
+        self.add_quantile(quantity, unit, &[value], 0.5, bound);
+    }
+
+    /// Adds a quantile of samples, with its bar.
+    pub(super) fn add_quantile(
         &mut self,
-        name: &'static str,
-        unit: &'static str,
-        estimate: Estimate,
+        quantity: &str,
+        unit: &str,
+        samples: &[f64],
+        quantile: f64,
         bound: Option<f64>,
     ) {
-        self.figures.push(Figure {
-            name,
-            unit,
-            estimate,
-            bound,
-        });
+        let subject = format!("{}, {} nodes", self.title(), self.scenario.cluster.nodes);
+        self.figures.push(Measurement::of(
+            subject, quantity, unit, samples, quantile, bound,
+        ));
     }
 
     /// Returns the title of the scenario.
@@ -123,13 +90,13 @@ impl Report {
     /// Returns the worst outcome.
     pub fn outcome(&self) -> Outcome {
         let figures = self.scenarios.iter().flat_map(|results| &results.figures);
-        let outcomes = figures.filter_map(Figure::outcome);
+        let outcomes = figures.filter_map(Measurement::outcome);
         outcomes.max().unwrap_or(Outcome::Holds)
     }
 
     /// Returns each figure as a flat JSON object.
     pub fn to_json(&self) -> Vec<Value> {
-        let row = |results: &ScenarioFigures, figure: &Figure| {
+        let row = |results: &ScenarioFigures, figure: &Measurement| {
             let Scenario {
                 source, cluster, ..
             } = &results.scenario;
@@ -138,10 +105,10 @@ impl Report {
                 "services": cluster.services,
                 "endpoints": cluster.endpoints,
                 "nodes": cluster.nodes,
-                "figure": figure.name,
+                "figure": figure.quantity,
                 "unit": figure.unit,
-                "value": figure.estimate.value,
-                "interval": [figure.estimate.low, figure.estimate.high],
+                "value": figure.value,
+                "interval": [figure.low, figure.high],
                 "bound": figure.bound,
                 "verdict": figure.outcome().map(|outcome| outcome.to_string()),
                 "host": self.host,
@@ -180,40 +147,50 @@ impl fmt::Display for Report {
     }
 }
 
-fn write_figure(f: &mut fmt::Formatter<'_>, figure: &Figure) -> fmt::Result {
-    let Estimate { value, low, high } = figure.estimate;
+fn write_figure(f: &mut fmt::Formatter<'_>, figure: &Measurement) -> fmt::Result {
+    let Measurement {
+        quantity,
+        value,
+        low,
+        high,
+        unit,
+        ..
+    } = figure;
     let interval = if low < high {
         format!(" [{low:.2} {high:.2}]")
     } else {
         String::new()
     };
-    let text = format!("{value:.2} {}{interval}", figure.unit);
+    let text = format!("{value:.2} {unit}{interval}");
     let line = match (figure.bound, figure.outcome()) {
         (Some(bound), Some(outcome)) => {
             format!(
-                "  {:<42}{text:<28}{:<12}{outcome}",
-                figure.name,
+                "  {quantity:<42}{text:<28}{:<12}{outcome}",
                 format!("<= {bound:.0}")
             )
         }
-        _ => format!("  {:<42}{text}", figure.name),
+        _ => format!("  {quantity:<42}{text}"),
     };
     writeln!(f, "{line}")
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
 
-    fn report(value: Estimate) -> Report {
+    use super::*;
+    use crate::{control::result, report as page, result::Files};
+
+    fn report(samples: &[f64]) -> Report {
         let mut results = ScenarioFigures::new(&Scenario::ALL[0]);
-        results.add(
+        results.add_quantile(
             "one change to its first packet, p99",
             "ms",
-            value,
+            samples,
+            0.99,
             Some(10.0),
         );
-        results.add("memory, peak", "MiB", once(12_345.0), None);
+        results.add("memory, peak", "MiB", 12_345.0, None);
         Report {
             host: Facts {
                 kernel: "6.18.0".to_owned(),
@@ -225,23 +202,8 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_judged_by_their_intervals() {
-        let outcome = |low, high| {
-            let value = Estimate {
-                value: 9.5,
-                low,
-                high,
-            };
-            report(value).outcome()
-        };
-        assert_eq!(outcome(9.0, 10.0), Outcome::Holds);
-        assert_eq!(outcome(9.0, 10.1), Outcome::Inconclusive);
-        assert_eq!(outcome(10.1, 11.0), Outcome::Fails);
-    }
-
-    #[test]
     fn json_rows_carry_the_documented_fields() {
-        let rows = report(once(12.0)).to_json();
+        let rows = report(&[12.0]).to_json();
         assert_eq!(rows.len(), 2);
         assert_eq!(rows[0]["source"], "recorded");
         assert_eq!(rows[0]["services"], 10_000);
@@ -252,13 +214,38 @@ mod tests {
 
     #[test]
     fn table_fits_a_hundred_columns() {
-        let value = Estimate {
-            value: 1234.5,
-            low: 1000.0,
-            high: 2000.0,
-        };
-        for line in report(value).to_string().lines() {
+        for line in report(&[1000.0, 1234.5, 2000.0]).to_string().lines() {
             assert!(line.chars().count() <= 104, "{line}");
         }
+    }
+
+    #[test]
+    fn the_figures_become_a_result_that_is_read_reported_and_verified() {
+        let report = report(&[9.0, 9.5, 9.75]);
+        let started = Duration::from_secs(9);
+        let files = result::of(&report, "again".to_owned(), started).unwrap();
+        let files = Files::of_texts(files.json, files.logs).unwrap();
+        assert_eq!(files.run.measurements, report.scenarios[0].figures);
+        let verdict = page::Verdict::of(&files);
+        assert_eq!(
+            verdict.sentence,
+            "2 figures were measured. Of 1 with a bar, 1 keep it, 0 do not, and 0 cannot be told."
+        );
+        assert_eq!(verdict.reasons, Vec::<String>::new());
+        let row = "10000 services x 2 endpoints, recorded, 500 nodes: one change to its first packet, p99: 9.74 ms";
+        let text = page::text(&files);
+        assert!(text.contains(row), "{text}");
+        let html = page::render(std::slice::from_ref(&files));
+        page::verify(&html).unwrap();
+        assert!(html.contains("<h2>Figures and bars</h2>") && !html.contains("<h2>Packets</h2>"));
+        let edited = files
+            .json
+            .replacen("\"value\": 12345.0", "\"value\": 12344.0", 1);
+        assert_ne!(edited, files.json);
+        let refused = Files::of_texts(edited, files.logs).unwrap_err().to_string();
+        assert!(
+            refused.contains("memory, peak of 10000 services"),
+            "{refused}"
+        );
     }
 }

@@ -17,9 +17,10 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Options, Outcome, System,
-    report::{Limit, interval, lower},
+    Options, System,
+    report::{interval, lower},
 };
+use crate::bars::{Limit, Outcome};
 use crate::stats::{Estimate, bootstrap, median};
 
 /// Rounds of a turn. Setting a bench up takes as long as some rounds.

@@ -6,8 +6,7 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 
-pub(super) use self::bounds::Limit;
-pub use self::bounds::{Bar, Outcome};
+pub use self::bounds::Bar;
 use super::{Family, Order, Protocol, Samples, Stream, System};
 use crate::{
     host::Facts,

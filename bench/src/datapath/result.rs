@@ -1,13 +1,15 @@
-//! The rates of a run in the form that `guideway-bench run` gives results: for reports and comparisons.
+//! The rates and costs of a run in the form that `guideway-bench run` gives results: for reports and comparisons.
 
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
 use anyhow::Result;
 
-use super::{Family, Options, Order, Protocol, Report, Samples, Stream, System, frames};
+use super::{
+    Family, Options, Order, Protocol, Report, Samples, Stream, System, frames, report::lower,
+};
 use crate::{
     probe::Tally,
-    result::{Files, Series, Streams, Trial, figures},
+    result::{Files, Measurement, Series, Streams, Trial, figures},
     run,
     scenario::{FlowOrder, FrameSize, Load, Scenario, WireKind},
 };
@@ -15,7 +17,7 @@ use crate::{
 /// Bytes of a frame's FCS.
 const FCS: u32 = 4;
 
-/// Makes a result of the rates. `started` is the start of the run since the epoch, `command` repeats it.
+/// Makes a result of the rates and costs. `started` is the start of the run since the epoch, `command` repeats it.
 ///
 /// # Errors
 ///
@@ -49,21 +51,53 @@ pub fn of(report: &Report, options: &Options, command: String, started: Duration
         seed: 1,
         event: None,
     };
-    let options = run::Options {
-        scenario: String::new(),
-        guideway: PathBuf::new(),
-        out: PathBuf::new(),
-        interrupted: None,
-        command,
-    };
-    let mut run = run::new_run(&options, scenario);
-    run.interrupted = false;
-    run.ended.clone_from(&run.started);
-    run.started = crate::host::rfc3339_of(started);
+    let mut run = run::ended_run(scenario, command, started);
+    run.measurements = costs(report);
     let streams = series.iter().map(|one| (one.name.clone(), Streams::new()));
     let streams = streams.collect();
     run.series = series;
     Ok(Files::make(run, started.as_secs_f64(), streams)?)
+}
+
+/// Returns what each system costs beyond the program that it is built upon, and what one hash look-up does: the unit.
+fn costs(report: &Report) -> Vec<Measurement> {
+    let mut all = Vec::new();
+    for (family, protocol, samples) in &report.samples {
+        for ((system, stream), own) in &samples.ns {
+            let empty = match system {
+                System::Hit => Some(System::Floor),
+                _ => system.empty(),
+            };
+            let Some(empty) = empty.and_then(|empty| samples.ns.get(&(empty, *stream))) else {
+                continue;
+            };
+            let net: Vec<f64> = own
+                .iter()
+                .zip(empty)
+                .map(|(own, empty)| own - empty)
+                .collect();
+            let order = match stream.order {
+                Order::InTurn => "in turn",
+                Order::Random => "in random order",
+            };
+            let subject = format!(
+                "{}, {}, {}, {} flows {order}",
+                system.name(),
+                lower(*family),
+                lower(*protocol),
+                stream.flows
+            );
+            all.push(Measurement::of(
+                subject,
+                "net cost of a packet",
+                "ns",
+                &net,
+                0.5,
+                None,
+            ));
+        }
+    }
+    all
 }
 
 fn series(system: System, load: Load, samples: &Samples, rates: &[f64]) -> Series {
@@ -132,7 +166,10 @@ mod tests {
                 ((System::Floor, stream), vec![4e6; 6]),
                 ((System::Guideway, stream), vec![3e6; 6]),
             ]),
-            ns: BTreeMap::new(),
+            ns: BTreeMap::from([
+                ((System::Floor, stream), vec![45.0; 6]),
+                ((System::Guideway, stream), vec![105.5; 6]),
+            ]),
         };
         let mut report = Report::new(Facts::collect(), 0, 6);
         report.samples = vec![(Family::V4, Protocol::Udp, samples)];
@@ -157,6 +194,10 @@ mod tests {
         let comparison = compare(floor, ours, LEAST_DIFFERENCE).unwrap();
         assert_eq!(comparison.judgement(), Judgement::Worse);
         assert!((comparison.rows[0].ratio - 4.0 / 3.0).abs() < 1e-3);
+        let [cost] = &files.run.measurements[..] else {
+            panic!("the floor has no net cost: {:?}", files.run.measurements);
+        };
+        assert_eq!((cost.value, cost.samples.len()), (60.5, 6));
         let html = page::render(std::slice::from_ref(&files));
         page::verify(&html).unwrap();
         assert!(

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::{CHARTS, Verdict, curves, duration, rates, shares, verdict};
+use super::{CHARTS, Verdict, curves, duration, measurements, rates, shares, verdict};
 use crate::{
     compare::Comparison,
     result::{Distribution, Files, ResultError, Run, Series, Stream, Trial},
@@ -158,6 +158,28 @@ pub fn open_metrics(results: &[Files]) -> String {
             );
         }
     }
+    text.push_str(
+        "# HELP guideway_bench_measurement A figure that belongs to no load, in its unit.\n\
+         # TYPE guideway_bench_measurement gauge\n",
+    );
+    for files in results {
+        for one in &files.run.measurements {
+            let labels = [
+                ("scenario", &files.run.scenario.name),
+                ("started", &files.run.started),
+                ("subject", &one.subject),
+                ("quantity", &one.quantity),
+                ("unit", &one.unit),
+            ];
+            let labels = labels.map(|(name, value)| format!("{name}={}", json!(value)));
+            let _ = writeln!(
+                text,
+                "guideway_bench_measurement{{{}}} {}",
+                labels.join(","),
+                one.value
+            );
+        }
+    }
     text + "# EOF\n"
 }
 
@@ -230,7 +252,7 @@ pub fn markdown(files: &Files) -> String {
     if run.timed().next().is_some() {
         text += &latencies(run);
     }
-    text + &rates::as_markdown(run)
+    text + &rates::as_markdown(run) + &measurements::as_markdown(run)
 }
 
 fn latencies(run: &Run) -> String {
@@ -365,12 +387,13 @@ mod tests {
     #[test]
     fn the_table_for_a_page_has_a_row_for_each_series() {
         let text = markdown(&sample_of_loads(1));
-        let rows: Vec<&str> = text.lines().filter(|line| line.starts_with("| ")).collect();
+        let rows = text.lines().filter(|line| line.starts_with("| "));
+        let (rows, figures): (Vec<&str>, Vec<&str>) =
+            rows.partition(|row| row.matches(" | ").count() == 6);
         assert_eq!(rows.len(), 15, "{text}");
-        assert!(
-            rows.iter().all(|row| row.matches(" | ").count() == 6),
-            "{text}"
-        );
+        let figure =
+            "| the plain path | net cost | 61.00 ns [60.50 62.25] | 3 | <= 70.00 | holds |";
+        assert_eq!(figures[1..], [figure]);
         assert!(rows[5].starts_with("| ours-ipip | 500/s | "), "{text}");
         assert!(
             rows[5].contains(", worse | ") && rows[5].ends_with(" | 24 |"),

@@ -6,7 +6,7 @@ use maud::{Markup, html};
 
 use super::{
     curves::{self, Figure},
-    duration, events, machine, rates, shares, table,
+    duration, events, machine, measurements, rates, shares, table,
     verdict::{self, Verdict},
 };
 use crate::{
@@ -35,27 +35,34 @@ pub(super) fn result(files: &Files) -> Markup {
                     ul { @for reason in rest { li { (reason) } } }
                 }
             }
+            (measurements::section(run))
             (rates::section(run))
             (events::section(run))
             @if run.kept_up().next().is_some() { (latency(files)) }
-            h2 { "Packets" }
-            (shares::packets(run))
-            @if let Some(figure) = shares::figure(run) { (figure.show()) }
-            h2 { "Drops by place" }
-            (shares::drops(run))
-            h2 { "What queues received" }
-            (shares::queues(run))
-            h2 { "How quiet the machine was" }
-            (machine::quietness(run))
-            h2 { "Systems and method" }
-            (method(run))
-            h2 { "What this does not show" }
-            (limits(run))
+            @if !run.series.is_empty() {
+                h2 { "Packets" }
+                (shares::packets(run))
+                @if let Some(figure) = shares::figure(run) { (figure.show()) }
+                h2 { "Drops by place" }
+                (shares::drops(run))
+                h2 { "What queues received" }
+                (shares::queues(run))
+                h2 { "How quiet the machine was" }
+                (machine::quietness(run))
+                h2 { "Systems and method" }
+                (method(run))
+                h2 { "What this does not show" }
+                (limits(run))
+            }
             h2 { "The machine" }
             (machine::facts(run))
             h2 { "Once more" }
-            p { "The scenario, and the command that repeats the run:" }
-            pre { (run.scenario_text) }
+            @if run.scenario_text.is_empty() {
+                p { "The command that repeats the run:" }
+            } @else {
+                p { "The scenario, and the command that repeats the run:" }
+                pre { (run.scenario_text) }
+            }
             pre { (run.command) }
             p.faint {
                 "Comparable with results of the key " code { (run.comparability.key) } ". SHA-256 of the embedded result.json: "

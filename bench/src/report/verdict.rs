@@ -1,6 +1,6 @@
 //! The verdict: what the result says, in a sentence, and why.
 
-use super::{duration, rates};
+use super::{duration, measurements, rates};
 use crate::{
     compare::{self, Comparison, Judgement, LEAST_DIFFERENCE, Quantity},
     result::{Files, Run, Series, Stream},
@@ -34,7 +34,8 @@ impl Verdict {
         let own = ours.iter().chain(&others);
         let own = own.filter_map(|series| sentence(run, series));
         let added = ours.iter().flat_map(|series| shares_added(run, series));
-        let mut sentences = of_wrong.into_iter().chain(own).chain(added);
+        let measured = measurements::sentence(run);
+        let mut sentences = of_wrong.into_iter().chain(own).chain(added).chain(measured);
         Self {
             sentence: sentences.next().unwrap_or_default(),
             reasons: reasons(run).into_iter().chain(sentences).collect(),
@@ -175,11 +176,13 @@ fn reasons(run: &Run) -> Vec<String> {
         reasons.push("The run was interrupted: rounds are missing.".to_owned());
     }
     let rounds = run.series.iter().map(|series| series.trials.len()).min();
-    reasons.push(format!(
-        "{} rounds of {} s for each system, back and forth; intervals are 95 %.",
-        rounds.unwrap_or(0),
-        run.scenario.seconds
-    ));
+    let rounds = rounds.map(|rounds| {
+        let seconds = run.scenario.seconds;
+        format!(
+            "{rounds} rounds of {seconds} s for each system, back and forth; intervals are 95 %."
+        )
+    });
+    reasons.extend(rounds);
     for series in &run.series {
         let figures = &series.figures.round_trip;
         if figures.unanswered > 0 {

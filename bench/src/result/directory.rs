@@ -10,8 +10,8 @@ use std::{
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::{
-    Comparability, Interval, KEPT_UP, Run, SCHEMA_VERSION, Stream, figures, merge, model::Trial,
-    read_log, start_of_log, write_csv, write_hgrm, write_log,
+    Comparability, Interval, KEPT_UP, Measurement, Run, SCHEMA_VERSION, Stream, figures, merge,
+    model::Trial, read_log, start_of_log, write_csv, write_hgrm, write_log,
 };
 use crate::{
     environment,
@@ -280,6 +280,9 @@ impl Files {
                 compare(&what, &own_trial.doubts, &right.doubts)?;
             }
         }
+        for (own, right) in self.run.measurements.iter().zip(&computed.measurements) {
+            compare(&format!("{} of {}", own.quantity, own.subject), own, right)?;
+        }
         compare(
             "the comparability",
             &self.run.comparability,
@@ -307,6 +310,7 @@ fn compute(run: &mut Run, series: &BTreeMap<String, Streams>) {
             figures(streams, None)
         };
     }
+    run.measurements.iter_mut().for_each(Measurement::compute);
     run.comparability = Comparability::of(environment::comparable(&run.environment, &run.scenario));
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Distribution, digest, distribution::merge, log::Interval};
+use super::{Distribution, Measurement, digest, distribution::merge, log::Interval};
 use crate::{
     load::Passed,
     probe::Tally,
@@ -14,12 +14,12 @@ use crate::{
 };
 
 /// Version of the format. A result of another version is refused, because its fields may mean something else.
-pub const SCHEMA_VERSION: u32 = 3;
+pub const SCHEMA_VERSION: u32 = 4;
 
 /// A run of a scenario: what was asked for, where it ran and what was measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(extend("$id" = "urn:guideway:bench:result:3"))]
+#[schemars(extend("$id" = "urn:guideway:bench:result:4"))]
 pub struct Run {
     /// Version of this format.
     #[schemars(extend("const" = SCHEMA_VERSION))]
@@ -48,6 +48,8 @@ pub struct Run {
     pub quietness: Vec<Quietness>,
     /// What was measured: one series for each load and system.
     pub series: Vec<Series>,
+    /// Figures that belong to no load.
+    pub measurements: Vec<Measurement>,
     /// SHA-256 of each file with histograms, in hexadecimal, by name.
     pub files: BTreeMap<String, String>,
 }

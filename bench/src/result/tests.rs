@@ -45,6 +45,14 @@ pub(crate) fn sample(seed: u64, slower: f64) -> Files {
         comparability: Comparability::of(BTreeMap::new()),
         quietness: vec![crate::environment::quietness(0.0, 0.001)],
         series,
+        measurements: vec![Measurement::of(
+            "the plain path",
+            "net cost",
+            "ns",
+            &[61.0, 60.5, 62.25],
+            0.5,
+            Some(70.0),
+        )],
         files: BTreeMap::new(),
     };
     Files::make(run, 1_795_219_200.0, all).unwrap()
@@ -230,7 +238,7 @@ fn truncated_edited_and_other_results_are_refused_and_named() {
     });
     assert!(cut.contains("cut off") && cut.contains("line"), "{cut}");
     let other = refused("version", "result.json", |text| {
-        text.replacen("\"schema_version\": 3", "\"schema_version\": 1", 1)
+        text.replacen("\"schema_version\": 4", "\"schema_version\": 1", 1)
     });
     assert!(other.contains("schema_version 1"), "{other}");
     let unknown = refused("unknown", "result.json", |text| {

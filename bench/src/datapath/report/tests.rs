@@ -1,4 +1,5 @@
 use super::*;
+use crate::bars::{Limit, Outcome};
 
 /// The figures of [`samples`] that keep all bounds.
 const GOOD: [(System, f64); 9] = [

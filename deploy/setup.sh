@@ -338,6 +338,12 @@ runtime() {
     fi
     if [ "$purpose" = test ]; then
         want ping iputils-ping
+        want arping iputils-arping
+        want apparmor_parser apparmor
+        if ! have birdc; then
+            want birdc bird2
+            installs_bird=1
+        fi
         want iperf3 iperf3
         want dnsmasq dnsmasq-base
         want dig bind9-dnsutils
@@ -368,11 +374,16 @@ runtime() {
         want /usr/share/containers/seccomp.json golang-github-containers-common
         # Ubuntu's belongs to a kernel.
         want bpftool "$(first_known bpftool "linux-tools-$(uname -r)" linux-tools-generic)"
+        want perf "$(first_known linux-perf "linux-tools-$(uname -r)" linux-tools-generic)"
     fi
     install_missing
     if [ -n "${installs_nginx:-}" ] && have systemctl; then
         # Installed for the demo's own instances: the system's one stays off.
         as_root systemctl disable --quiet nginx.service || true
+    fi
+    if [ -n "${installs_bird:-}" ] && have systemctl; then
+        # For the tests of examples, which start their own.
+        as_root systemctl disable --quiet bird.service || true
     fi
     if [ -n "${installs_prometheus:-}" ] && have systemctl; then
         # For the tests of metrics, which start their own.

@@ -243,12 +243,22 @@ fn resolve(
         return Ok(key);
     }
     let keys = keys_of(socket, service, namespace, from)?;
-    match keys.as_slice() {
-        [one] => Ok(*one),
-        several => bail!(
+    only_one(&keys).with_context(|| {
+        format!(
             "{service} is served at several; name one of {}",
-            listed(several)
-        ),
+            listed(&keys)
+        )
+    })
+}
+
+/// Returns the only key at which clients are served.
+fn only_one(keys: &[ServiceKey]) -> Option<ServiceKey> {
+    // `0.0.0.0` of a NodePort is for packets that come with an outer header.
+    let (any, of_clients): (Vec<_>, Vec<_>) =
+        keys.iter().partition(|key| key.address.is_unspecified());
+    match (of_clients.as_slice(), any.as_slice()) {
+        ([one], _) | ([], [one]) => Some(*one),
+        _ => None,
     }
 }
 
@@ -392,4 +402,27 @@ fn detach_pins(pin_dir: &Path) -> Result<Detached> {
 
 fn print_answer<T: Serialize>(answer: &T, format: Format, page: fn(&T, &mut Page)) -> Result<()> {
     print(&written(answer, format.output(), page)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn only_one_of(keys: &[&str]) -> Option<String> {
+        let keys: Vec<ServiceKey> = keys.iter().map(|key| key.parse().unwrap()).collect();
+        only_one(&keys).map(|key| key.to_string())
+    }
+
+    #[test]
+    fn node_port_by_name_is_that_of_the_machines_address() {
+        let (any, own, other) = (
+            "0.0.0.0:30080/tcp",
+            "198.51.100.1:30080/tcp",
+            "10.0.0.1:30080/tcp",
+        );
+        assert_eq!(only_one_of(&[any, own]).as_deref(), Some(own));
+        assert_eq!(only_one_of(&[any]).as_deref(), Some(any));
+        assert_eq!(only_one_of(&[any, own, other]), None);
+        assert_eq!(only_one_of(&[any, "[::]:30080/tcp"]), None);
+    }
 }

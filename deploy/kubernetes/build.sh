@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds the Kubernetes commands that the tests start (kube-apiserver,
-# kube-controller-manager, kube-proxy, kubectl), etcd and helm from their Go
+# kube-controller-manager, kube-proxy, kubectl), etcd, etcdutl and helm from their Go
 # modules into the user's cache, one directory per version, once: it does
 # nothing, at once, when they are there.
 #
@@ -118,7 +118,8 @@ end_builder() {
 everything() {
     stamp=k8s.io/component-base/version
     minor=${KUBERNETES_VERSION#1.}
-    build "$CACHE/etcd-$ETCD_VERSION" etcd "" etcd=go.etcd.io/etcd/server/v3
+    build "$CACHE/etcd-$ETCD_VERSION" etcd "" \
+        etcd=go.etcd.io/etcd/server/v3 etcdutl=go.etcd.io/etcd/etcdutl/v3
     build "$CACHE/kubernetes-$KUBERNETES_VERSION" . \
         "-X $stamp.gitVersion=v$KUBERNETES_VERSION -X $stamp.gitMajor=1 -X $stamp.gitMinor=${minor%%.*}" \
         kube-apiserver=k8s.io/kubernetes/cmd/kube-apiserver \
@@ -131,7 +132,7 @@ everything() {
 }
 
 is_missing() {
-    for file in "etcd-$ETCD_VERSION/etcd" "helm-$HELM_VERSION/helm" \
+    for file in "etcd-$ETCD_VERSION/etcd" "etcd-$ETCD_VERSION/etcdutl" "helm-$HELM_VERSION/helm" \
         "kubernetes-$KUBERNETES_VERSION/kube-apiserver" \
         "kubernetes-$KUBERNETES_VERSION/kube-controller-manager" \
         "kubernetes-$KUBERNETES_VERSION/kube-proxy" \

@@ -256,6 +256,46 @@ impl ControlPlane {
         Ok(())
     }
 
+    /// Copies etcd's data, for [`ControlPlane::restore_etcd`]. Meanwhile etcd is stopped.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::Error::Timeout`] when etcd does not stop, [`crate::Error::Failed`] when it has no data.
+    pub fn back_up_etcd(&mut self) -> Result<()> {
+        self.etcd.stop(END_TIMEOUT)?;
+        let data = etcd_data().join("member/snap/db");
+        output(self.machine.command("cp").arg(data).arg(etcd_backup()))?;
+        self.start_etcd()
+    }
+
+    /// Makes etcd's data what it was, by a command of `etcdutl` that lacks only addresses and files, and starts both
+    /// programs again.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::Error::Failed`] when the command fails; otherwise as for [`ControlPlane::start`].
+    pub fn restore_etcd(&mut self, command: &str) -> Result<()> {
+        self.kill_api_server()?;
+        self.kill_etcd()?;
+        output(self.machine.command("rm").arg("-r").arg(etcd_data()))?;
+        let mut words = command.split_whitespace();
+        let restorer = program(words.next().unwrap_or_default())?;
+        let mut restore = self.machine.command(restorer);
+        restore
+            .args(words)
+            // A copy of the data has no hash, a snapshot that etcd sends has.
+            .arg("--skip-hash-check")
+            .args(["--initial-cluster", &format!("default={ETCD_PEER}")])
+            .args(["--initial-advertise-peer-urls", ETCD_PEER])
+            .arg("--data-dir")
+            .arg(etcd_data())
+            .arg(etcd_backup());
+        output(&mut restore)?;
+        self.start_etcd()?;
+        self.start_api_server()?;
+        self.wait_until_ready()
+    }
+
     /// Writes a kubeconfig with this bearer token into a machine's files. Returns its path.
     ///
     /// # Errors
@@ -301,11 +341,19 @@ users:
 /// File name of a machine's kubeconfig in [`Namespace::FILES`].
 const KUBECONFIG: &str = "kubeconfig";
 
+fn etcd_data() -> PathBuf {
+    Path::new(Namespace::FILES).join("etcd")
+}
+
+fn etcd_backup() -> PathBuf {
+    Path::new(Namespace::FILES).join("etcd.backup")
+}
+
 fn etcd(machine: &Namespace) -> Result<Command> {
     let mut command = machine.command(program("etcd")?);
     command
         .arg("--data-dir")
-        .arg(Path::new(Namespace::FILES).join("etcd"))
+        .arg(etcd_data())
         .args([
             "--listen-client-urls",
             ETCD,

@@ -1,5 +1,6 @@
 //! The agent as a container runtime would run the chart's pod, against a real API server.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -78,6 +79,11 @@ fn serves_with(more: &[&str]) {
     })
     .unwrap();
     drop(greeter);
+    for (command, said) in IN_THE_POD {
+        let words: Vec<&str> = command.split(' ').collect();
+        let output = output(&mut Bundle::exec(node.namespace(), "agent", &words)).unwrap();
+        assert!(output.contains(said), "{command}: {output}");
+    }
     let renewed = || {
         let lease = ["lease", "guideway-edge-node0", "-n", "guideway-edges"];
         let lease = server.get(&lease).map_err(|error| error.to_string())?;
@@ -122,6 +128,22 @@ fn serves_with(more: &[&str]) {
         detach.stdout()
     );
 }
+
+/// Commands that the pages have run in an agent's pod, and what they say there.
+const IN_THE_POD: [(&str, &str); 8] = [
+    ("guideway status", "in step"),
+    ("guideway services", "default/web"),
+    ("guideway backends default/web", ":8080"),
+    ("guideway flows default/web", "no flows"),
+    ("guideway drops", "delivered"),
+    ("guideway config", "interfaces"),
+    (
+        "guideway trace --service default/web --from 203.0.113.7:40000",
+        ":8080",
+    ),
+    // A section of pcapng.
+    ("guideway capture --duration 1 -w -", "\n\r\r\n"),
+];
 
 const SEED: &str = "
 apiVersion: v1
@@ -194,7 +216,7 @@ impl<'test> Bundle<'test> {
         node: &'test Machine,
         objects: &'test Objects,
     ) -> Self {
-        let directory = Path::new(Namespace::FILES).join("bundle");
+        let directory = directory();
         let root = directory.join("rootfs");
         let account = server.pod_token(NAMESPACE, "guideway-agent", node.label());
         let account = [
@@ -242,6 +264,15 @@ impl<'test> Bundle<'test> {
         }
     }
 
+    /// Prepares a command in a container that runs on a machine, as `kubectl exec` does.
+    pub(crate) fn exec(machine: &Namespace, name: &str, words: &[impl AsRef<OsStr>]) -> Command {
+        let mut runtime = machine.command("crun");
+        runtime.arg("--root").arg(directory().join("state"));
+        runtime.args(["--cgroup-manager=disabled", "exec", name]);
+        runtime.args(words);
+        runtime
+    }
+
     /// Runs a container of the pod with the machine's network and bpffs.
     pub(crate) fn run(&self, name: &str) -> Process {
         let pod = self.objects.agent_pod();
@@ -255,6 +286,11 @@ impl<'test> Bundle<'test> {
         runtime.arg(&self.directory).arg(name);
         Process::spawn(&mut runtime).unwrap()
     }
+}
+
+/// Where a machine has its only bundle.
+fn directory() -> PathBuf {
+    Path::new(Namespace::FILES).join("bundle")
 }
 
 /// What the pod's specification says, in the runtime's words.
@@ -297,7 +333,14 @@ fn configuration(agent: &Value, pod: &Value, node: &Machine) -> Value {
         };
         format!("{}={value}", variable["name"].as_str().unwrap())
     });
-    let variables: Vec<_> = server.into_iter().chain(variables).collect();
+    let dockerfile = text("Dockerfile");
+    let of_the_image = dockerfile.lines();
+    let of_the_image = of_the_image.filter_map(|line| line.strip_prefix("ENV "));
+    let variables: Vec<_> = server
+        .into_iter()
+        .chain(of_the_image.map(str::to_owned))
+        .chain(variables)
+        .collect();
     json!({
         "ociVersion": "1.0.2",
         "process": {

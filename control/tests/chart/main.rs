@@ -6,9 +6,11 @@
     reason = "clippy knows test functions, not the helpers beside them"
 )]
 
+mod bgp;
 mod chart;
 mod confined;
 mod image;
+mod in_pod;
 mod licences;
 mod monitoring;
 mod newcomer;
@@ -21,4 +23,5 @@ mod schema;
 mod server;
 #[path = "../docs/shell.rs"]
 mod shell;
+mod typed;
 mod unit;

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use super::chart::{NAMESPACE, Objects, container, deploy};
 use super::confined::Bundle;
+use super::in_pod::{asking, executed};
 use super::page::manual;
 
 const GUIDEWAY: &str = env!("CARGO_BIN_EXE_guideway");
@@ -33,8 +34,12 @@ kubectl() { case " $* " in *" exec "*) ;; *) command kubectl "$@" ;; esac; }
 "#;
 
 #[test]
-fn first_service_of_the_readme_answers() {
-    answers(&Session::of("README.md"));
+fn first_service_of_the_readme_answers_and_so_do_the_agents() {
+    let mut session = Session::of("README.md");
+    let asking = asking();
+    assert!(asking.len() > 20, "{asking:?}");
+    session.in_pods.extend(asking);
+    answers(&session);
 }
 
 #[test]
@@ -87,6 +92,10 @@ fn answers(session: &Session) {
             (answer == PAGE).then_some(()).ok_or(answer)
         })
         .unwrap();
+        for words in &session.in_pods {
+            let said = output(&mut Bundle::exec(node.namespace(), "agent", words));
+            println!("{}:\n{}", words.join(" "), said.unwrap());
+        }
     });
 }
 
@@ -94,6 +103,8 @@ fn answers(session: &Session) {
 struct Session {
     /// Where kubectl is.
     operator: String,
+    /// In the agent's pod.
+    in_pods: Vec<Vec<String>>,
     /// Where a client is, in the end.
     curl: String,
 }
@@ -108,7 +119,10 @@ impl Session {
         let text: String = blocks.map(|block| block.text.as_str()).collect();
         let (operator, rest) = text.split_once("\ncurl ").unwrap();
         let curl = rest.lines().next().unwrap();
+        let in_pods = executed(page.unwrap());
+        assert!(!in_pods.is_empty(), "{path}");
         Self {
+            in_pods,
             operator: operator.to_owned(),
             curl: format!("curl {curl}"),
         }

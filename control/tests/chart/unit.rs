@@ -1,29 +1,19 @@
 //! The systemd unit.
 
 use std::collections::BTreeSet;
-use std::fs::Permissions;
-use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt;
+use std::io::ErrorKind;
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::SeqCst;
-use std::thread;
-use std::time::Duration;
 
 use clap::Parser;
 use control::cli::{self, Cli};
 use control::config::DEFAULT_PIN_DIR;
-use lab::Process;
 
 use super::chart::{Objects, container, deploy, text};
 
 const GUIDEWAY: &str = env!("CARGO_BIN_EXE_guideway");
 const UNIT: &str = "systemd/guideway.service";
-/// How long a busy machine may take for what takes a second.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
 fn systemd_takes_the_units() {
@@ -71,48 +61,6 @@ fn renewal_sends_no_token_in_the_clear() {
     assert!(!output.status.success());
     let connected = server.accept().map(|(_, peer)| peer);
     assert_eq!(connected.unwrap_err().kind(), ErrorKind::WouldBlock);
-}
-
-#[test]
-fn bird_announces_while_the_agent_is_healthy() {
-    let directory = tempfile::tempdir().unwrap();
-    let told = directory.path().join("told");
-    let birdc = directory.path().join("birdc");
-    let script = format!("#!/bin/sh\necho \"$*\" >> {}\n", told.display());
-    std::fs::write(&birdc, script).unwrap();
-    std::fs::set_permissions(&birdc, Permissions::from_mode(0o755)).unwrap();
-    let server = TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("http://{}/readyz", server.local_addr().unwrap());
-    let is_healthy = Arc::new(AtomicBool::new(false));
-    let healthy = Arc::clone(&is_healthy);
-    thread::spawn(move || {
-        for stream in server.incoming() {
-            let code = if healthy.load(SeqCst) { 200 } else { 503 };
-            answer(stream.unwrap(), code);
-        }
-    });
-    let path = format!(
-        "{}:{}",
-        directory.path().display(),
-        std::env::var("PATH").unwrap()
-    );
-    let mut script = Command::new(deploy("examples/announce-while-healthy.sh"));
-    let _running = Process::spawn(script.arg(url).env("PATH", path)).unwrap();
-    for (healthy, expected) in [(false, "disable"), (true, "enable"), (false, "disable")] {
-        is_healthy.store(healthy, SeqCst);
-        lab::wait_until(expected, PATIENCE, || {
-            let told = std::fs::read_to_string(&told).unwrap_or_default();
-            told.lines().last() == Some(format!("{expected} vips").as_str())
-        })
-        .unwrap();
-    }
-}
-
-/// Answers a request, once it is there.
-fn answer(mut stream: TcpStream, code: u16) {
-    let mut request = [0; 1024];
-    let _ = stream.read(&mut request);
-    let _ = write!(stream, "HTTP/1.0 {code} so\r\n\r\n");
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod fields;
 mod links;
 mod page;
 mod programs;
+mod readme;
 mod reference;
 mod shell;
 mod values;

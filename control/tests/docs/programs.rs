@@ -10,7 +10,7 @@ use std::thread;
 use lab::{Namespace, Veth, output};
 use tempfile::TempDir;
 
-use super::page::{Page, manual, root};
+use super::page::{Page, manual, read, root};
 use super::shell::commands;
 
 /// Programs whose commands other tests run or read, and words of the shell.
@@ -26,33 +26,47 @@ const IN_TEXT: [&str; 17] = [
     "docker",
     "etcdutl",
     "ethtool",
+    "grep",
     "install",
     "ip",
     "journalctl",
     "mount",
-    "mpstat",
     "nstat",
     "perf",
     "sysctl",
     "systemctl",
     "tcpdump",
 ];
-/// Commands that take a machine, a program or rights that tests do not have.
-const BY_HAND: [&str; 12] = [
-    "apparmor_parser -r",
-    "arping -I eth0 192.0.2.10",
-    "birdc disable vips",
-    "docker build -f deploy/Dockerfile --output=target/image .",
-    "docker build -f deploy/Dockerfile -t registry.example/guideway:0.1.0 .",
-    "docker push registry.example/guideway:0.1.0",
-    "etcdutl snapshot restore --bump-revision 1000000000 --mark-compacted",
-    "mpstat -P ALL 1",
-    "perf trace -e xdp:xdp_devmap_xmit --filter drops > 0",
-    "perf trace -e xdp:xdp_redirect_err",
-    // It is no namespace's: it changes the whole machine.
-    "sysctl -w net.core.bpf_jit_enable=1",
-    "tcpdump -vv",
+/// Commands that other tests have typed, each with the file of one.
+const ELSEWHERE_TYPED: [(&str, &str); 4] = [
+    ("arping -I eth0 192.0.2.10", "control/tests/e2e/announce.rs"),
+    ("birdc disable vips", "control/tests/chart/bgp.rs"),
+    (
+        "etcdutl snapshot restore --bump-revision 1000000000 --mark-compacted",
+        "control/tests/kubernetes/restored.rs",
+    ),
+    (
+        "nstat -az TcpInCsumErrors UdpInCsumErrors",
+        "control/tests/e2e/planted.rs",
+    ),
 ];
+/// Commands that no test runs, each with the reason.
+const BY_HAND: [(&str, &str); 3] = [
+    (
+        "docker build -f deploy/Dockerfile --output=target/image .",
+        DAEMON,
+    ),
+    (
+        "docker build -f deploy/Dockerfile -t registry.example/guideway:0.1.0 .",
+        DAEMON,
+    ),
+    ("docker push registry.example/guideway:0.1.0", REGISTRY),
+];
+const DAEMON: &str = "A daemon of Docker would have to run, and fetch Debian's image. `chart::image` runs what the \
+                      build collects.";
+const REGISTRY: &str = "The reader's own registry is not here.";
+/// It changes the whole machine, not a namespace.
+const OF_THE_MACHINE: &str = "sysctl -w net.core.bpf_jit_enable=1";
 /// What pages leave open, with what a test puts there.
 const OPEN: [(&str, &str); 6] = [
     ("CLIENT", "203.0.113.7"),
@@ -64,8 +78,11 @@ const OPEN: [(&str, &str); 6] = [
 ];
 /// What must find nothing, as its page says.
 const FINDS_NOTHING: &str = "ip link show kube-ipvs0";
+/// What is said of a command that nothing here runs.
+const UNTRIED: &str = "no test tries it";
 /// Directories that every machine has.
-const DIRECTORIES: [&str; 4] = [
+const DIRECTORIES: [&str; 5] = [
+    "etc/apparmor.d",
     "etc/guideway",
     "etc/systemd/system",
     "usr/bin",
@@ -75,7 +92,10 @@ const DIRECTORIES: [&str; 4] = [
 #[test]
 fn commands_of_the_system_work() {
     let mut typed = typed();
-    typed.retain(|words, _| !BY_HAND.contains(&words.join(" ").as_str()));
+    typed.retain(|words, _| {
+        let words = words.join(" ");
+        !named(&BY_HAND, &words) && !named(&ELSEWHERE_TYPED, &words)
+    });
     assert!(typed.len() > 20, "{typed:?}");
     let machine = Machine::new();
     // An address that is added is asked later.
@@ -85,6 +105,41 @@ fn commands_of_the_system_work() {
     machine.serve();
     wrong.extend(machine.try_all(rest));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn commands_that_other_tests_type_are_in_them() {
+    let typed = typed();
+    for (command, test) in ELSEWHERE_TYPED {
+        assert!(is_typed(&typed, command), "on no page: {command}");
+        let literal = format!("\"{command}\"");
+        assert!(read(test).contains(&literal), "{test} has no {literal}");
+    }
+}
+
+#[test]
+fn no_command_that_is_left_to_hands_is_run() {
+    let typed = typed();
+    let machine = Machine::new();
+    for (command, reason) in BY_HAND {
+        assert!(is_typed(&typed, command), "on no page: {command}");
+        assert!(!reason.is_empty(), "{command}");
+        assert!(!named(&ELSEWHERE_TYPED, command), "{command}");
+        let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
+        assert_eq!(
+            machine.try_one(&words),
+            Err(UNTRIED.to_owned()),
+            "{command}"
+        );
+    }
+}
+
+fn named(commands: &[(&str, &str)], command: &str) -> bool {
+    commands.iter().any(|(named, _)| *named == command)
+}
+
+fn is_typed(typed: &BTreeMap<Vec<String>, String>, command: &str) -> bool {
+    typed.keys().any(|words| words.join(" ") == command)
 }
 
 /// The commands of the users' pages that no other test looks at, each with a place where it stands.
@@ -127,6 +182,8 @@ impl Machine {
         for directory in DIRECTORIES {
             std::fs::create_dir_all(files.path().join(directory)).unwrap();
         }
+        let profile = files.path().join("etc/apparmor.d/guideway");
+        std::fs::copy(root().join("deploy/apparmor/guideway"), profile).unwrap();
         let machine = Self {
             namespace,
             _far: far,
@@ -135,6 +192,8 @@ impl Machine {
         for line in [
             "ip address add 198.51.100.2/24 dev eth0",
             "ip route add default via 198.51.100.1",
+            // A host has it there, and `/sys` is the machine's own.
+            "mount -t tracefs tracefs /sys/kernel/tracing",
         ] {
             let words: Vec<&str> = line.split(' ').collect();
             machine.run(&words).unwrap();
@@ -168,6 +227,20 @@ impl Machine {
         let words: Vec<String> = words.iter().map(|word| filled(word)).collect();
         let (program, arguments) = words.split_first().unwrap();
         match (program.as_str(), arguments) {
+            _ if words.join(" ") == OF_THE_MACHINE => is_in_force(&arguments[1]),
+            // A kernel without AppArmor can read the profile, too.
+            ("apparmor_parser", [replace, profile]) => self.run(&[
+                program,
+                replace,
+                "--skip-kernel-load",
+                "--skip-cache",
+                profile,
+            ]),
+            // It ends with a program of its own.
+            ("perf", _) => {
+                let words = words.iter().map(String::as_str).chain(["true"]);
+                self.run(&words.collect::<Vec<_>>())
+            }
             ("systemctl" | "journalctl", _) => is_about_our_units(arguments),
             ("tcpdump", [_, device, filter @ ..]) => {
                 let filter = filter.join(" ");
@@ -181,7 +254,11 @@ impl Machine {
                     .then_some(())
                     .ok_or("no such option".to_owned())
             }
-            ("curl" | "ethtool" | "install" | "ip" | "ln" | "mount" | "nstat" | "sysctl", _) => {
+            (
+                "curl" | "ethtool" | "grep" | "install" | "ip" | "ln" | "mount" | "nstat"
+                | "sysctl",
+                _,
+            ) => {
                 let outcome = self.run(&words);
                 match words.join(" ") == FINDS_NOTHING {
                     true => outcome
@@ -191,7 +268,7 @@ impl Machine {
                     false => outcome,
                 }
             }
-            _ => Err("no test tries it".to_owned()),
+            _ => Err(UNTRIED.to_owned()),
         }
     }
 
@@ -199,7 +276,7 @@ impl Machine {
         let mut words = words.iter().map(AsRef::as_ref);
         let program = words.next().unwrap();
         let mut command = self.namespace.command(program);
-        let is_for_files = ["install", "ln"].contains(&program);
+        let is_for_files = ["apparmor_parser", "install", "ln"].contains(&program);
         for word in words {
             match word.strip_prefix('/') {
                 Some(path) if is_for_files => command.arg(self.files.path().join(path)),
@@ -219,6 +296,19 @@ impl Machine {
 fn filled(word: &str) -> String {
     let open = OPEN.iter().find(|(open, _)| *open == word);
     open.map_or(word, |(_, value)| value).to_owned()
+}
+
+/// Sets what the machine has set before, so that it stays as it is.
+fn is_in_force(setting: &str) -> Result<(), String> {
+    let (key, value) = setting.split_once('=').unwrap();
+    let run = |arguments: &[&str]| {
+        output(Command::new("sysctl").args(arguments)).map_err(|error| error.to_string())
+    };
+    let has = run(&["-n", key])?;
+    if has.trim() != value {
+        return Err(format!("tests need a machine with {setting}"));
+    }
+    run(&["-w", setting]).map(drop)
 }
 
 /// Checks the units that arguments of `systemctl` or `journalctl` name.

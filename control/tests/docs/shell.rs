@@ -22,13 +22,14 @@ pub(crate) fn commands(page: &Page) -> Vec<Command> {
     let mut commands = Vec::new();
     for block in page.blocks.iter().filter(|block| block.is("sh")) {
         for line in lines(&block.text) {
-            let words: Vec<String> = Shlex::new(&line).collect();
+            let words: Vec<String> = Shlex::new(&line).flat_map(apart).collect();
             assert!(
                 !words.is_empty() || line.trim_start().starts_with('#'),
                 "{}: no shell: {line}",
                 block.at
             );
-            let begins = |at: usize| at == 0 || BEFORE.contains(&words[at - 1].as_str());
+            let is_before = |at: usize| BEFORE.contains(&words[at].as_str());
+            let begins = |at: usize| (at == 0 || is_before(at - 1)) && !is_before(at);
             for begin in (0..words.len()).filter(|&at| begins(at)) {
                 let rest = words[begin..].iter();
                 let rest = rest.skip_while(|word| is_assignment(word));
@@ -41,6 +42,14 @@ pub(crate) fn commands(page: &Page) -> Vec<Command> {
         }
     }
     commands
+}
+
+/// Takes a semicolon from the end of a word.
+fn apart(word: String) -> Vec<String> {
+    match word.strip_suffix(';') {
+        Some(rest) if !rest.is_empty() => vec![rest.to_owned(), ";".to_owned()],
+        _ => vec![word],
+    }
 }
 
 /// The lines of a block, continued ones joined, without documents that are read from it and empty ones.

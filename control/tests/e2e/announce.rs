@@ -6,6 +6,8 @@ use lab::{Cidr, Machine, Route, Topology, output, wait_until};
 
 use crate::support::{Agent, Echo, Flow, Mode, Service, TIMEOUT, edge_config};
 
+/// What the pages have typed on the segment of the clients.
+const ASK_NEIGHBOURS: &str = "arping -I eth0 192.0.2.10";
 const ANNOUNCE: &str = "announce: { interfaces: [eth0] }\n";
 
 /// Makes a machine take the VIPs of services for its neighbours' addresses.
@@ -25,10 +27,24 @@ fn neighbour(machine: &Machine, address: IpAddr) -> String {
 
 /// Tells whether a machine takes all these services to be at another one.
 fn sends_to(client: &Machine, services: &[Service], edge: &Machine) -> bool {
-    let [a, b, c, d, e, f] = edge.mac();
-    let mac = format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}");
+    let mac = mac(edge);
     let mut services = services.iter();
     services.all(|service| neighbour(client, service.address.ip()).contains(&mac))
+}
+
+fn mac(machine: &Machine) -> String {
+    let [a, b, c, d, e, f] = machine.mac();
+    format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
+}
+
+/// Returns who answers a machine's ARP requests for an address, as the pages have it asked.
+fn answering(client: &Machine, address: IpAddr) -> String {
+    let asked = ASK_NEIGHBOURS.replace("192.0.2.10", &address.to_string());
+    let mut words = asked.split(' ');
+    let mut command = client.namespace().command(words.next().unwrap());
+    // It asks until it is ended otherwise.
+    command.args(["-c", "1"]).args(words);
+    output(&mut command).unwrap().to_lowercase()
 }
 
 #[test]
@@ -52,6 +68,8 @@ fn address_moves_to_another_edge_with_its_flows() {
     let at = first_agent.json(&["which", "--address", &address]);
     assert_eq!(at["announced_on"], serde_json::json!(["eth0"]), "{at}");
     assert!(first_agent.page(&["status"]).contains("announced on eth0"));
+    let answer = answering(client, services[0].address.ip());
+    assert!(answer.contains(&mac(first)), "{answer}");
     let series = format!("guideway_announced{{address=\"{address}\",interface=\"eth0\"}} 1");
     let is_told = || {
         first_agent

@@ -16,6 +16,8 @@ use crate::support::{
 };
 use crate::uplinks::{lay_cable, second, with_second_uplink};
 
+/// How the page about troubleshooting has packets counted that a machine refuses.
+const BAD_CHECKSUMS: &str = "nstat -az TcpInCsumErrors UdpInCsumErrors";
 /// How long to wait for answers that must not come.
 const SHORT: Duration = Duration::from_millis(500);
 
@@ -86,6 +88,14 @@ fn partial_checksums() {
     }
     nobody_answers(&net, &tcp);
     assert_said(&PARTIAL_CHECKSUMS, "guideway check", edge);
+    let pod = net.pods().next().unwrap();
+    let words: Vec<&str> = BAD_CHECKSUMS.split(' ').collect();
+    let counted = output(pod.namespace().command(words[0]).args(&words[1..])).unwrap();
+    let refused = |line: &str| {
+        let mut words = line.split_whitespace();
+        words.next() == Some("TcpInCsumErrors") && words.next() != Some("0")
+    };
+    assert!(counted.lines().any(refused), "{counted}");
 
     client
         .link()

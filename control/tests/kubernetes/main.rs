@@ -24,6 +24,7 @@ mod outages;
 mod outcome;
 mod planted;
 mod responders;
+mod restored;
 mod rollout;
 mod scenario;
 #[path = "../e2e/support/mod.rs"]

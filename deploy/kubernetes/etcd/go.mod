@@ -3,7 +3,10 @@ module guideway/deploy/kubernetes/etcd
 
 go 1.26.0
 
-require go.etcd.io/etcd/server/v3 v3.6.10
+require (
+	go.etcd.io/etcd/etcdutl/v3 v3.6.10
+	go.etcd.io/etcd/server/v3 v3.6.10
+)
 
 require (
 	github.com/beorn7/perks v1.0.1 // indirect
@@ -29,11 +32,14 @@ require (
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
 	github.com/jonboulle/clockwork v0.5.0 // indirect
 	github.com/klauspost/compress v1.17.9 // indirect
+	github.com/mattn/go-runewidth v0.0.16 // indirect
 	github.com/munnerz/goautoneg v0.0.0-20191010083416-a7dc8b61c822 // indirect
+	github.com/olekukonko/tablewriter v0.0.5 // indirect
 	github.com/prometheus/client_golang v1.20.5 // indirect
 	github.com/prometheus/client_model v0.6.1 // indirect
 	github.com/prometheus/common v0.62.0 // indirect
 	github.com/prometheus/procfs v0.15.1 // indirect
+	github.com/rivo/uniseg v0.4.7 // indirect
 	github.com/sirupsen/logrus v1.9.3 // indirect
 	github.com/soheilhy/cmux v0.1.5 // indirect
 	github.com/spf13/cobra v1.10.2 // indirect

@@ -3,4 +3,7 @@
 // Package etcd pins what build.sh builds, see the directory above.
 package etcd
 
-import _ "go.etcd.io/etcd/server/v3"
+import (
+	_ "go.etcd.io/etcd/etcdutl/v3"
+	_ "go.etcd.io/etcd/server/v3"
+)

@@ -7,14 +7,14 @@ use crate::{Error, Result};
 /// The versions that `deploy/kubernetes/build.sh` builds.
 const VERSIONS: &str = include_str!("../../../../deploy/versions.env");
 
-/// Returns the path of `etcd`, `helm` or a program of Kubernetes.
+/// Returns the path of `etcd`, `etcdutl`, `helm` or a program of Kubernetes.
 ///
 /// # Errors
 ///
 /// [`Error::Start`] when it has not been built.
 pub fn program(name: &str) -> Result<PathBuf> {
     let (package, version) = match name {
-        "etcd" => ("etcd", version_of("ETCD_VERSION")),
+        "etcd" | "etcdutl" => ("etcd", version_of("ETCD_VERSION")),
         "helm" => ("helm", version_of("HELM_VERSION")),
         _ => ("kubernetes", version_of("KUBERNETES_VERSION")),
     };

@@ -230,22 +230,66 @@ mod tests {
         const BEGIN: &str =
             "<!-- counted balancers: `make reference` writes this table from balancers.jsonl -->\n";
         const END: &str = "<!-- end -->\n";
-        let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let rows = fs::read_to_string(directory.join("balancers.jsonl")).unwrap();
+        let table = table(&counted());
+        expect_page("README.md", |text| {
+            let (before, rest) = text.split_once(BEGIN).unwrap();
+            let (_, after) = rest.split_once(END).unwrap();
+            [before, BEGIN, "\n", &table, END, after].concat()
+        });
+    }
+
+    #[test]
+    fn first_page_of_the_documentation_compares_by_the_counted_rows() {
+        const BEGIN: &str = "| instructions of a packet: known flow; new flow [1] |";
+        let rows = counted();
+        let counts = |balancer| {
+            let count = |flows| {
+                let cell = Cell {
+                    protocol: Protocol::Udp,
+                    balancer,
+                    services: 1000,
+                    column: (Family::V4, flows),
+                };
+                Table(&rows).instructions(cell).unwrap()
+            };
+            let [known, new] = [Flows::Established, Flows::New].map(count);
+            format!("{known:.0}; {new:.0}")
+        };
+        let line = format!(
+            "{BEGIN} {} | nftables {}, iptables {} | | | none of its own: kube-proxy forwards |\n",
+            counts(Balancer::OursIpip),
+            counts(Balancer::KubeProxyNftables),
+            counts(Balancer::KubeProxyIptables),
+        );
+        expect_page("../README.md", |text| {
+            let (before, rest) = text.split_once(BEGIN).unwrap();
+            let (_, after) = rest.split_once('\n').unwrap();
+            [before, &line, after].concat()
+        });
+    }
+
+    /// The rows that are kept.
+    fn counted() -> Vec<Row> {
+        let rows = fs::read_to_string(directory().join("balancers.jsonl")).unwrap();
         let rows = rows.lines().map(|line| serde_json::from_str(line).unwrap());
-        let table = table(&rows.collect::<Vec<Row>>());
-        let page = directory.join("README.md");
-        let text = fs::read_to_string(&page).unwrap();
-        let (before, rest) = text.split_once(BEGIN).unwrap();
-        let (_, after) = rest.split_once(END).unwrap();
-        let made = [before, BEGIN, "\n", &table, END, after].concat();
+        rows.collect()
+    }
+
+    fn directory() -> &'static Path {
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+    }
+
+    /// Checks that a page is what is made of it, or writes it so.
+    fn expect_page(page: &str, made_of: impl Fn(&str) -> String) {
+        let path = directory().join(page);
+        let made = made_of(&fs::read_to_string(&path).unwrap());
         if env::var_os("GUIDEWAY_WRITE_DOCS").is_some() {
-            fs::write(&page, &made).unwrap();
+            fs::write(&path, &made).unwrap();
         }
-        let text = fs::read_to_string(&page).unwrap();
+        let text = fs::read_to_string(&path).unwrap();
         assert!(
             text == made,
-            "bench/README.md has another table; write it anew with: make reference"
+            "bench/{page} has other figures; write them anew with: make reference"
         );
     }
 }

@@ -5,8 +5,8 @@
 //! all interfaces. The kernel copies the frames to it, and it copies what it holds, so that held frames take no buffer
 //! of a queue.
 //!
-//! [`store`] holds, within limits. [`worker`] judges frames, over any [`Rings`](crate::port::Rings). [`thread`] has the
-//! kernel's sockets and the time. [`pair`] is the way back.
+//! `store` holds, within limits. `worker` judges frames, over any [`Rings`](crate::port::Rings). `thread` has the
+//! kernel's sockets and the time. `pair` is the way back.
 
 mod counts;
 mod pair;

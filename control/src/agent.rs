@@ -19,6 +19,7 @@ mod answers;
 mod apply;
 mod attachments;
 mod cluster;
+mod departed_pods;
 mod full_tables;
 mod handle;
 mod health_checks;
@@ -46,6 +47,7 @@ use serde_json::Value;
 use self::announcing::Announcing;
 use self::attachments::Attachments;
 use self::cluster::Cluster;
+use self::departed_pods::DepartedPods;
 pub use self::handle::{Command, Handle, Question};
 use self::health_checks::HealthChecks;
 pub(crate) use self::health_checks::reasons;
@@ -90,6 +92,7 @@ pub struct Agent {
     next_hops: NextHops,
     path_mtus: PathMtus,
     pod_devices: PodDevices,
+    departed_pods: DepartedPods,
 
     /// Totals of the services that the configuration asks for, including backends that health checks left out.
     totals: ServiceTotals,

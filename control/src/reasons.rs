@@ -4,7 +4,7 @@
 /// The explanation of a reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// `drop`, `fail`, `pass`, `reply`, `to_client`, `punt` or `mend`.
+    /// `drop`, `fail`, `pass`, `reply`, `to_client`, `to_node`, `punt` or `mend`.
     pub action: &'static str,
     /// The reason's label, as in the metrics.
     pub reason: &'static str,
@@ -169,6 +169,15 @@ explanations! {
         "ecn_dropped": "congestion on the way (ECN)";
             "A router marked the outer header for congestion, and the packet inside cannot carry the mark (RFC 6040).";
             "Some are normal on a busy path. If there are many, look for the congested link between edge and node.";
+        "return_limited": "returned, more than are tried";
+            "Nodes return more segments of connections that they do not know than this edge looks for the owners of: ten thousand a second on each CPU.";
+            "After a change of backends, clients send again. Without one, somebody sends segments of no connection: see where from with `guideway capture reason return_limited`.";
+        "return_refused": "returned by another node";
+            "A packet claims to be returned, but it does not come from the node that it was sent to, or not to this edge.";
+            "A few are normal while backends change. If there are many, somebody forges them: let no other machine send from the nodes' addresses.";
+        "return_unexpected": "returned, but never sent so";
+            "A packet claims to be returned, but with more tries left than its slot has had owners, or with none.";
+            "A few are normal while backends change. If there are many, somebody forges them.";
     }
     fail {
         "unsupported": "device takes no frames from XDP";
@@ -286,6 +295,9 @@ explanations! {
         "neighbour": "answered ARP or ND for a VIP";
             "A neighbour asked for the MAC of an announced address.";
             NOTHING;
+        "returned": "unknown connection, to the edge";
+            "A segment of a connection that this node does not know. The edge that sent it has other owners for the flow's slot, and tries them.";
+            NOTHING;
     }
     to_client {
         "nat_reply": "NAT mode: backend's reply";
@@ -294,6 +306,11 @@ explanations! {
         "nat_error": "NAT mode: ICMP error";
             "An ICMP error about a packet of NAT mode, on its way to the client.";
             NOTHING;
+    }
+    to_node {
+        "retried": "returned, next owner is tried";
+            "A node returned a segment whose connection it does not know, and this edge sends it to another backend that has owned the flow's slot, or to the present one again.";
+            "Nothing, after backends of a service have changed: each connection of a backend that lost its slot is looked for once. If it goes on without a change, look for the clients of dead connections with `guideway capture to_node`.";
     }
     punt {
         "punted_fragment": "early fragment, to the agent";
@@ -367,6 +384,7 @@ mod tests {
             ReasonKind::Drop => "drop",
             ReasonKind::Reply => "reply",
             ReasonKind::ToClient => "to_client",
+            ReasonKind::ToNode => "to_node",
             ReasonKind::Punt => "punt",
         };
         let reasons = reason::all().map(|(of, label)| (kind(of), label));
@@ -400,6 +418,7 @@ mod tests {
             ("pass", "Passed on to the machine's own kernel"),
             ("reply", "Answered by Guideway itself"),
             ("to_client", "Sent on to clients"),
+            ("to_node", "Sent on to another node"),
             ("punt", "Handed to the agent, which mends them"),
             (
                 "mend",

@@ -153,6 +153,10 @@ impl Loader {
             };
             loader.max_entries.insert(name, entries);
         }
+        // A place for each slot.
+        let slots = loader.max_entries.get(map::LUT).copied();
+        let slots = slots.map(|slots| (map::PASTS.to_owned(), slots));
+        loader.max_entries.extend(slots);
         Ok(loader)
     }
 

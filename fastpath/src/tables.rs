@@ -26,7 +26,8 @@ use ipnet::IpNet;
 use xdp_prog::{
     abi::{
         AddressKey, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow, NextHop,
-        PathReport, Pod, PodFlow, PodKey, Probe, Service, SourcePrefix, TaggedLink, Tuple, map,
+        PathReport, Pin, Pod, PodFlow, PodKey, Probe, Service, SourcePrefix, TaggedLink, Tuple,
+        map,
     },
     reason::PuntReason,
 };
@@ -57,6 +58,7 @@ use self::{
     index::ServiceIndex,
     live::Live,
     mapped::Mapped,
+    past::Pasts,
     policy::Pods,
     slots::Slots,
     syscall_map::{Mirrored, SyscallMap},
@@ -89,6 +91,7 @@ mod lut;
 mod machine;
 mod mapped;
 mod nat;
+mod past;
 mod paths;
 mod policy;
 mod probes;
@@ -121,6 +124,8 @@ pub struct Fill {
     pub service_overflow: Usage,
     /// Backends in use and possible.
     pub backends: Usage,
+    /// Entries of lists of past owners in use and possible.
+    pub past_owners: Usage,
     /// Next hops in use and possible.
     pub next_hops: Usage,
     /// Pods of this machine in use and possible; each counts once per service.
@@ -143,6 +148,8 @@ pub struct Usage {
 struct Retired {
     services: Vec<RetiredService>,
     runs: Vec<Run>,
+    /// Runs of lists of past owners.
+    lists: Vec<Run>,
     backends: Vec<u32>,
     next_hops: Vec<u32>,
 }
@@ -160,7 +167,8 @@ const RETIRED_AT_MOST: usize = 1024;
 
 impl Retired {
     fn count(&self) -> usize {
-        self.services.len() + self.runs.len() + self.backends.len() + self.next_hops.len()
+        let runs = self.runs.len() + self.lists.len();
+        self.services.len() + runs + self.backends.len() + self.next_hops.len()
     }
 }
 
@@ -192,6 +200,8 @@ pub struct Tables {
     inherited_claims: Vec<SyscallMap<AddressKey, Claim>>,
     service: Mapped<Service>,
     lut: Slots,
+    pasts: Pasts,
+    pins: [SyscallMap<Tuple, Pin>; 2],
     backends: Mapped<Backend>,
     next_hops: Mapped<NextHop>,
     counters: counters::Maps,
@@ -200,6 +210,8 @@ pub struct Tables {
 
     settings: Settings,
     current_config: Config,
+    /// Nodes that are known to be unreachable.
+    unreachable: BTreeSet<IpAddr>,
     /// The contents of `VIPS`.
     known_addresses: Arc<Addresses>,
     arena: Arena,
@@ -251,6 +263,7 @@ impl Tables {
     pub fn open(loaded: &Loaded) -> Result<Self, TableError> {
         let service = Mapped::<Service>::open(loaded, map::SERVICE)?;
         let lut = Slots::open(loaded)?;
+        let pasts = Pasts::open(loaded)?;
         let backends = Mapped::<Backend>::open(loaded, map::BACKENDS)?;
         let next_hops = Mapped::<NextHop>::open(loaded, map::NEXTHOPS)?;
         let address = |key| Some(address_of(key));
@@ -293,6 +306,7 @@ impl Tables {
             live: Live::of(loaded)?,
             settings: Settings::default(),
             current_config: Config::default(),
+            unreachable: BTreeSet::new(),
             known_addresses: Arc::default(),
             arena: Arena::new(lut.length()),
             service_ids: Ids::new(service.length()),
@@ -303,8 +317,13 @@ impl Tables {
             retired: Retired::default(),
             freed: Freed::default(),
             newest: Newest::default(),
+            pins: [
+                SyscallMap::open(loaded, map::PINS)?,
+                SyscallMap::open(loaded, map::PINS_YOUNG)?,
+            ],
             service,
             lut,
+            pasts,
             backends,
             next_hops,
         };
@@ -319,7 +338,7 @@ impl Tables {
     pub fn slots_by_backend(&self, service: &InstalledService) -> BTreeMap<BackendKey, u32> {
         let mut slots = BTreeMap::new();
         for slot in self.lut.of(service.run) {
-            if let Some(backend) = self.backends.get(slot.0).filter(|b| b.flags != 0) {
+            if let Some(backend) = self.backends.get(slot.owner()).filter(|b| b.flags != 0) {
                 *slots.entry(backend_key(backend)).or_default() += 1;
             }
         }
@@ -397,6 +416,9 @@ impl Tables {
         }
         for run in retired.runs {
             self.arena.release(run);
+        }
+        for run in retired.lists {
+            self.pasts.release(run);
         }
         self.index.reclaim();
         for id in retired.backends {

@@ -18,7 +18,7 @@ use support::{
     report,
     tables::{Counts, ModelTables},
 };
-use xdp_prog::abi::{AddressKey, PathReport};
+use xdp_prog::abi::{AddressKey, PathReport, Pin, Tuple};
 
 fn main() -> ExitCode {
     // Cargo and people may pass options that mean nothing here.
@@ -72,6 +72,7 @@ fn on_host(case: &Case, faults: &mut Vec<String>) {
     compare("host", case, &outcome.bytes, &counts, faults);
     compare_claims("host", case, &tables.claims.borrow(), faults);
     compare_paths("host", case, &tables.paths.borrow(), faults);
+    compare_pins("host", case, &tables.pins.borrow(), faults);
 }
 
 fn in_kernel(kernel: &mut Kernel, case: &Case, faults: &mut Vec<String>) -> anyhow::Result<()> {
@@ -99,6 +100,7 @@ fn in_kernel(kernel: &mut Kernel, case: &Case, faults: &mut Vec<String>) -> anyh
             compare("kernel", case, &bytes, &counts, faults);
             compare_claims("kernel", case, &kernel.claims()?, faults);
             compare_paths("kernel", case, &kernel.paths()?, faults);
+            compare_pins("kernel", case, &kernel.pins()?, faults);
         }
     }
     Ok(())
@@ -128,6 +130,20 @@ fn compare_paths(
         faults.push(format!(
             "  {engine}: noted {paths:x?}, expected {:x?}\n",
             case.paths
+        ));
+    }
+}
+
+fn compare_pins(
+    engine: &str,
+    case: &Case,
+    pins: &[HashMap<Tuple, Pin>; 2],
+    faults: &mut Vec<String>,
+) {
+    if *pins != case.pins {
+        faults.push(format!(
+            "  {engine}: pins {pins:x?}, expected {:x?}\n",
+            case.pins
         ));
     }
 }

@@ -29,6 +29,7 @@ mod link;
 mod local;
 mod nat;
 mod notes;
+mod past;
 mod path;
 mod pod;
 mod probe;
@@ -41,7 +42,8 @@ use crate::reason::REASON_COUNT;
 pub use self::address::{AddressKey, EdgeMac, EdgePrefix, SourcePrefix};
 pub use self::announce::{ANNOUNCE_NS, Claim, is_announcing};
 pub use self::backend::{
-    BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, BACKEND_V6, Backend, HOP_GATEWAY, NextHop,
+    BACKEND_DOWN, BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, BACKEND_V6, Backend,
+    HOP_GATEWAY, NextHop,
 };
 pub use self::delivery::{DeliveryKey, DeliveryKeys, DeliveryNote, DeliveryNotes, NoteLineHash};
 pub use self::flow::{
@@ -56,6 +58,7 @@ pub use self::nat::{
     NatCount, NatForward, NatLink, NatMark, NatReverse,
 };
 pub use self::notes::{FlowNote, Shortcut, Untrusted};
+pub use self::past::{MAX_PAST_OWNERS, PAST_OWNER_SECONDS, Past, PastOwner, PastPair, Pin};
 pub use self::path::PathReport;
 pub use self::pod::{Pod, PodKey, Tag};
 pub use self::probe::{PROBE_ENCAP, PROBE_MARK, PROBE_MARK_MASK, Probe};
@@ -90,6 +93,17 @@ pub mod map {
     pub const SERVICE: &str = "SERVICE";
     /// Mmapable array of [`super::SlotPair`]: the arena of all lookup tables.
     pub const LUT: &str = "LUT";
+    /// Mmapable array of [`super::PastPair`], by the indices of `LUT`: where the past owners of a slot are listed.
+    pub const PASTS: &str = "PASTS";
+    /// Mmapable array of [`super::PastOwner`]: the arena of all lists of past owners.
+    pub const HISTORY: &str = "HISTORY";
+    /// LRU hash from [`super::Tuple`] (client to VIP) to [`super::Pin`]: the past owner that a flow was found at, which
+    /// another packet of the flow has confirmed.
+    pub const PINS: &str = "PINS";
+    /// LRU hash like `PINS`, for flows of which no other packet has come yet.
+    pub const PINS_YOUNG: &str = "PINS_YOUNG";
+    /// Per-CPU array of one `u64` time in ns: when the allowance of flows whose owner is looked for is full again.
+    pub const RETURNS_OF_CPU: &str = "RETURNS_OF_CPU";
     /// Mmapable array from backend id to [`super::Backend`].
     pub const BACKENDS: &str = "BACKENDS";
     /// Mmapable array from next-hop id to [`super::NextHop`].
@@ -204,6 +218,10 @@ pub mod size {
     pub const VLANS: usize = 4_096;
     /// Slots of the LUT arena: 64 MiB of 4 bytes each; slot 0 is never used.
     pub const LUT_SLOTS: usize = 16 << 20;
+    /// Past owners in all lists; index 0 is never used.
+    pub const HISTORY: usize = 2 << 20;
+    /// Flows in `PINS`, and in `PINS_YOUNG`.
+    pub const PINS: usize = 65_536;
     /// Addresses in `VIPS`.
     pub const VIPS: usize = 65_536;
     /// Prefixes in `TRUSTED_EDGES`.

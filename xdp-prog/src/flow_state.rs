@@ -52,6 +52,14 @@ pub const fn is_live(table: FlowTable, protocol: u8, flow: &PodFlow, now: u64) -
     age(flow.seen, now) < idle_limit(table, protocol, flow.state(), 0)
 }
 
+/// Tells whether a flow has ended, and the pod has left TIME_WAIT since.
+#[inline(always)]
+pub(crate) const fn is_over(flow: &PodFlow, now: u64) -> bool {
+    const CLOSED: u8 = FLOW_FIN_CLIENT | FLOW_FIN_POD;
+    let state = flow.state();
+    (state & FLOW_RESET != 0 || state & CLOSED == CLOSED) && age(flow.seen, now) >= HOLD_ENDED_NS
+}
+
 /// Returns how long a flow may idle, in ns; `ended` is the time for a flow that has ended.
 #[inline(always)]
 pub(crate) const fn idle_limit(table: FlowTable, protocol: u8, state: u8, ended: u64) -> u64 {

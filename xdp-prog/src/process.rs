@@ -3,21 +3,21 @@
 use crate::{
     decide::{
         answer,
-        edge::{self, neighbour, probe},
+        edge::{self, neighbour, past, probe, returned, send},
         fragment, icmp, nat,
         node::{
-            decap,
+            ask, decap,
             flow_lookup::{self, FlowLookup},
             local, pod_flow, receive, stack,
         },
     },
     frame::{FrameMut, FrameSum},
     punt,
-    reason::{DropReason, PassReason, ReplyReason, ToClientReason},
+    reason::{DropReason, PassReason, ReplyReason, ToClientReason, ToNodeReason},
     rewrite,
     stage::Stage,
     verdict::{
-        Advertise, ClientAtPod, Decap, Delivery, Ending, ErrorDelivery, Reply, ReplyPath,
+        Advertise, ClientAtPod, Decap, Delivery, Ending, ErrorDelivery, Forward, Reply, ReplyPath,
         TranslateError, Verdict,
     },
     wire::protocol,
@@ -35,7 +35,7 @@ pub enum Action {
     Transmit,
     /// Send the frame out of the device with this index.
     Redirect(u32),
-    /// Continue in another stage with the unchanged frame.
+    /// Continue in another stage with the frame, of which only a returned packet's outer header may be off.
     Continue(Stage),
 }
 
@@ -91,6 +91,19 @@ pub fn resume<F: FrameMut + FrameSum, T: World>(
         Stage::Neighbour => return advertise(frame, tables, ingress),
         Stage::Path => icmp::path::decide(frame, tables),
         Stage::PodFlow => return action_or_drop(tables, deliver_of_new_flow(frame, tables)),
+        Stage::Past => past::decide(frame, tables),
+        Stage::Returned => match returned::decide(frame, tables) {
+            Ok(decap) => return action_or_drop(tables, try_again(frame, &decap)),
+            Err(verdict) => verdict,
+        },
+        Stage::Ask => return Action::Continue(ask::decide(frame, tables)),
+        Stage::Return => return action_or_drop(tables, return_to_edge(frame, tables)),
+        Stage::Send => match send::decide(frame, tables) {
+            (Verdict::Forward(forward), true) => {
+                return action_or_drop(tables, send_again(frame, tables, ingress, &forward));
+            }
+            (verdict, _) => verdict,
+        },
         Stage::Punt => return end_unpunted(tables),
     };
     carry_out(frame, tables, ingress, verdict)
@@ -196,7 +209,13 @@ fn hand_to_pod<F: FrameMut, T: World>(
     tables: &T,
     delivery: &Delivery<'_>,
 ) -> Result<Action, DropReason> {
-    let delivery = delivery.relayed(tables).ok_or(DropReason::StageMissing)?;
+    let (delivery, is_asked) = delivery
+        .relayed_and_asked(tables)
+        .ok_or(DropReason::StageMissing)?;
+    if is_asked {
+        delivery.note_key.hand_over_aside(tables);
+        return Ok(Action::Continue(Stage::Ask));
+    }
     let Some(lookup) = flow_lookup::look_up(frame, tables, &delivery) else {
         return Err(DropReason::NoHeadroom);
     };
@@ -214,6 +233,34 @@ fn hand_to_pod<F: FrameMut, T: World>(
             Ok(Action::Continue(Stage::PodFlow))
         }
     }
+}
+
+/// Returns a packet whose connection is not known here.
+#[inline(always)]
+fn return_to_edge<F: FrameMut, T: World>(frame: &mut F, tables: &T) -> Result<Action, DropReason> {
+    rewrite::send_back(frame)?;
+    tables.count_reason(ReplyReason::Returned.index());
+    Ok(Action::Transmit)
+}
+
+/// Takes the outer header off a returned packet, for which another owner is chosen.
+#[inline(always)]
+fn try_again<F: FrameMut>(frame: &mut F, decap: &Decap) -> Result<Action, DropReason> {
+    rewrite::decap(frame, decap)?;
+    Ok(Action::Continue(Stage::Send))
+}
+
+/// Sends a returned packet to the owner that was chosen. It was counted as forwarded when it was first sent.
+#[inline(always)]
+fn send_again<F: FrameMut, T: World>(
+    frame: &mut F,
+    tables: &T,
+    ingress: u32,
+    forward: &Forward<'_>,
+) -> Result<Action, DropReason> {
+    rewrite::forward_again(frame, forward)?;
+    tables.count_reason(ToNodeReason::Retried.index());
+    Ok(transmit_or_redirect(forward.hop.ifindex, ingress))
 }
 
 /// Delivers a packet as others of its flow were.

@@ -177,6 +177,12 @@ reasons! {
         MalformedInner = "malformed_inner",
         /// The outer header is marked as congested and the inner packet is not ECN-capable (RFC 6040).
         EcnDropped = "ecn_dropped",
+        /// A node has returned it, and this CPU already looks for the owners of as many flows as it may.
+        ReturnLimited = "return_limited",
+        /// It claims to be returned, but not by the node that it was sent to, or not to this edge.
+        ReturnRefused = "return_refused",
+        /// It claims to be returned, but with more tries than its slot has had owners, or with none.
+        ReturnUnexpected = "return_unexpected",
     }
     /// Answers that are sent back in place of a packet.
     ReplyReason from DropReason::END => {
@@ -192,6 +198,8 @@ reasons! {
         Reset = "reset",
         /// The MAC of an announced address, in answer to ARP or neighbour discovery.
         Neighbour = "neighbour",
+        /// The segment itself, to the edge that sent it: its connection is not known here.
+        Returned = "returned",
     }
     /// Packets of NAT mode that this machine sends on to a client.
     ToClientReason from ReplyReason::END => {
@@ -200,8 +208,13 @@ reasons! {
         /// An ICMP error about a packet of NAT mode that went to a backend.
         NatError = "nat_error",
     }
+    /// Packets that this edge sends to a node another time.
+    ToNodeReason from ToClientReason::END => {
+        /// A node has returned it, and another owner of its slot is tried.
+        Retried = "retried",
+    }
     /// Packets that XDP has handed to the agent.
-    PuntReason from ToClientReason::END => {
+    PuntReason from ToNodeReason::END => {
         /// A later fragment to a VIP, or within IP-in-IP to a node, that arrived before its first one.
         Fragment = "punted_fragment",
         /// As `Fragment`, to an address of this machine with NodePorts or of NAT mode: it may be for the kernel.
@@ -223,6 +236,8 @@ pub enum ReasonKind {
     Reply,
     /// The packets went on to clients.
     ToClient,
+    /// The packets went on to other nodes.
+    ToNode,
     /// The packets went to the agent, which mends them.
     Punt,
 }
@@ -241,13 +256,17 @@ pub fn all() -> impl Iterator<Item = (ReasonKind, &'static str)> {
     let to_clients = ToClientReason::ALL
         .iter()
         .map(|reason| (ReasonKind::ToClient, reason.label()));
+    let to_nodes = ToNodeReason::ALL
+        .iter()
+        .map(|reason| (ReasonKind::ToNode, reason.label()));
     let punts = PuntReason::ALL
         .iter()
         .map(|reason| (ReasonKind::Punt, reason.label()));
+    let sent_on = to_clients.chain(to_nodes);
     passes
         .chain(drops)
         .chain(replies)
-        .chain(to_clients)
+        .chain(sent_on)
         .chain(punts)
 }
 
@@ -263,6 +282,7 @@ mod tests {
             .chain(DropReason::ALL.iter().map(|reason| reason.index()))
             .chain(ReplyReason::ALL.iter().map(|reason| reason.index()))
             .chain(ToClientReason::ALL.iter().map(|reason| reason.index()))
+            .chain(ToNodeReason::ALL.iter().map(|reason| reason.index()))
             .chain(PuntReason::ALL.iter().map(|reason| reason.index()));
         assert!(indices.eq((0..).take(REASON_COUNT)));
         assert_eq!(all().count(), REASON_COUNT);

@@ -35,12 +35,14 @@ mod error;
 pub mod nat;
 pub mod neighbour;
 mod reply;
+mod send_back;
 mod translate;
 
 pub use self::{
     decap::decap,
     error::deliver_error,
     reply::{LONGEST_ERROR_V4, LONGEST_ERROR_V6, reply},
+    send_back::send_back,
 };
 
 /// TTL and hop limit of packets that this machine makes (IANA "IP Parameters": the default).
@@ -55,6 +57,16 @@ pub const TTL: u8 = 64;
 #[inline(always)]
 pub fn forward<F: FrameMut>(frame: &mut F, forward: &Forward<'_>) -> Result<(), DropReason> {
     decrement_hop_limit(frame, forward.l3, forward.inner)?;
+    forward_again(frame, forward)
+}
+
+/// Turns the frame of a packet that has been on its way before into the frame that goes to another backend.
+///
+/// # Errors
+///
+/// As [`forward`].
+#[inline(always)]
+pub fn forward_again<F: FrameMut>(frame: &mut F, forward: &Forward<'_>) -> Result<(), DropReason> {
     let link_length = if forward.hop.vlan == [0; 2] {
         Ethernet::LENGTH
     } else {

@@ -1,6 +1,6 @@
 //! Stages: programs of their own for everything that the edge's plain path does not decide.
 //!
-//! A tail call leaves the frame, unchanged, to a stage, which parses it anew. The kernel verifies each XDP program as
+//! A tail call leaves the frame to a stage, which parses it anew. The kernel verifies each XDP program as
 //! a whole and limits how many of its paths it follows, so one program could not hold everything. The plain path pays
 //! nothing for the stages that it does not use.
 
@@ -48,11 +48,21 @@ pub enum Stage {
     Decap = 18,
     /// Hands frames to the agent that XDP cannot finish, or ends them where nobody takes them.
     Punt = 19,
+    /// Edge role: TCP of a slot that has had other owners.
+    Past = 20,
+    /// Edge role: takes a packet that a node has returned.
+    Returned = 21,
+    /// Node role: delivers a TCP segment if its connection is known here.
+    Ask = 22,
+    /// Edge role: sends a packet to the backend that an earlier stage has chosen.
+    Send = 23,
+    /// Node role: returns a TCP segment whose connection is not known here to the edge.
+    Return = 24,
 }
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 25] = [
         Self::Receive,
         Self::Local,
         Self::Icmp,
@@ -73,7 +83,14 @@ impl Stage {
         Self::NatShare,
         Self::Decap,
         Self::Punt,
+        Self::Past,
+        Self::Returned,
+        Self::Ask,
+        Self::Send,
+        Self::Return,
     ];
+    /// Number of places in `STAGES`: one more than the highest index.
+    pub const PLACES: usize = 25;
 
     /// Returns the index in `STAGES`.
     pub const fn index(self) -> u32 {
@@ -113,6 +130,11 @@ impl Stage {
             Self::NatShare => "guideway_nat_share",
             Self::Decap => "guideway_decap",
             Self::Punt => "guideway_punt",
+            Self::Past => "guideway_past",
+            Self::Returned => "guideway_returned",
+            Self::Ask => "guideway_ask",
+            Self::Send => "guideway_send",
+            Self::Return => "guideway_return",
         }
     }
 }

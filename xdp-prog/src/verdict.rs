@@ -12,6 +12,8 @@ pub use self::{
 use crate::{
     abi::{AddressKey, Backend, EdgeMac, NextHop, Tag},
     family::Family,
+    ip::Ip,
+    parse::Packet,
     reason::{DropReason, PassReason},
     stage::Stage,
     wire::{ipv4::Ipv4, ipv6::Ipv6},
@@ -111,6 +113,20 @@ pub struct Decap {
 }
 
 impl Decap {
+    /// Takes the outer header of a packet off, behind which is one of the family `inner`.
+    #[inline(always)]
+    pub(crate) fn of<A: Ip>(outer: &Packet<A>, inner: Family) -> Self {
+        Self {
+            l3: outer.l3,
+            inner_l3: outer.l4,
+            inner_room: outer.l3 + outer.length - outer.l4,
+            is_plain: outer.l4 - outer.l3 == A::HEADER_LENGTH,
+            inner,
+            outer_class: outer.traffic_class,
+            tag: outer.tag,
+        }
+    }
+
     /// Passes all fields through [`Relay`].
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the fields apart")]

@@ -7,6 +7,7 @@ mod answers;
 mod flows;
 mod hand_over;
 mod nat;
+mod pins;
 mod relay;
 mod tables;
 
@@ -16,6 +17,7 @@ pub use self::{
     flows::{Clock, FlowTable, Flows, Fragments, Inserted, Shortcuts},
     hand_over::{HandOver, HandOvers},
     nat::{NatFlows, NatState, Origin, Taken, Translation},
+    pins::{PinTable, Pins},
     relay::Relay,
     tables::Tables,
 };
@@ -35,6 +37,7 @@ pub trait World:
     + HandOvers
     + Announcements
     + Paths
+    + Pins
 {
 }
 

@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::problems::Item;
 use super::{Agent, cluster, full_tables};
 use crate::chain::chain;
+use crate::desired::Desired;
 use crate::plan::{Installed, Operation, hold, oldest_first, plan};
 use crate::target_state::Machine;
 
@@ -60,8 +61,22 @@ impl Agent {
             pod_devices: self.pod_devices.devices.clone(),
             ..self.machine.clone()
         };
-        let desired = &self.health_checks.selection.desired;
-        let target = self.services_here.target(desired, &self.totals, &machine);
+        let selected = &self.health_checks.selection.desired;
+        let services = &selected.services;
+        let kept = self
+            .departed_pods
+            .keep(services, &self.tables, Instant::now());
+        let desired = Desired {
+            services: kept,
+            ..selected.clone()
+        };
+        let unreachable = self.health_checks.monitor.left_out().nodes;
+        self.tables.set_unreachable_nodes(&unreachable);
+        let mut target = self.services_here.target(&desired, &self.totals, &machine);
+        let nodes = std::mem::take(&mut target.nodes);
+        let past = self.tables.nodes_of_past_owners();
+        target.nodes = &nodes | &past;
+        let (by_nat, edges) = (target.by_nat.clone(), target.l2dsr_edges());
         let mut operations = plan(&self.installed(), &target);
         let services = &self.health_checks.selection.desired.services;
         oldest_first(&mut operations, |key| full_tables::age(services, key));
@@ -81,6 +96,15 @@ impl Agent {
             let (item, outcome) = self.execute(operation);
             attempt.done += usize::from(changes && outcome.is_ok());
             attempt.outcomes.push((item, outcome));
+        }
+        // Next hops to the nodes of past owners are followed as those of others are.
+        let now_past = self.tables.nodes_of_past_owners();
+        if now_past != past {
+            attempt.outcomes.push(self.execute(Operation::Resolve {
+                nodes: &nodes | &now_past,
+                by_nat,
+                edges,
+            }));
         }
         self.attachments.finish_inheritance(&mut self.tables);
         // Only now, when the services at these addresses are in the tables.

@@ -1,5 +1,6 @@
-//! Periodic work of the agent: removes expired flows of NAT mode where there may be any, counts the other
-//! flows, frees unused memory, and checks whether the kernel masquerades with addresses of NAT mode.
+//! Periodic work of the agent: removes expired flows of NAT mode where there may be any, and past owners of slots and
+//! pods that have gone; counts the other flows, frees unused memory, and checks whether the kernel masquerades with
+//! addresses of NAT mode.
 
 use std::time::{Duration, Instant};
 
@@ -95,6 +96,10 @@ impl Agent {
         }
         self.look_for_masquerade();
         self.look_for_distrust();
+        self.tables.expire_past_owners();
+        if self.departed_pods.has_gone(now) {
+            self.settle();
+        }
         if let Err(error) = capture::clear_away(&self.attachments.pins) {
             tracing::warn!(%error, "cannot look for what a capture has left");
         }

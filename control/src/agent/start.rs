@@ -18,6 +18,7 @@ use super::Agent;
 use super::announcing::Announcing;
 use super::attachments::Attachments;
 use super::cluster::Cluster;
+use super::departed_pods::DepartedPods;
 use super::health_checks::HealthChecks;
 use super::mending::Mending;
 use super::next_hops::NextHops;
@@ -159,6 +160,7 @@ impl Agent {
             next_hops: NextHops::new()?,
             path_mtus: PathMtus::new(now),
             pod_devices: PodDevices::default(),
+            departed_pods: DepartedPods::default(),
             totals: ServiceTotals::default(),
             services_here: MachineServices::default(),
             health_checks: HealthChecks::new(tables.probe_capacity()),

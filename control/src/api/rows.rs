@@ -132,7 +132,7 @@ pub struct Backend {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Reason {
-    /// `drop`, `pass`, `reply`, `to_client`; or `fail` if XDP sent the frame and the kernel or driver could not.
+    /// `drop`, `pass`, `reply`, `to_client`, `to_node`; or `fail` if XDP sent the frame and the kernel or driver could not.
     pub action: String,
     /// The reason's label, as in the metrics.
     pub reason: String,

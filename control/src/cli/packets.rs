@@ -48,7 +48,7 @@ Filter: a packet must meet all parts that are given
   tcp, udp, sctp, icmp
   service SERVICE            host, port and protocol of a service, by its address or its name. A
                              name of several ports means host and protocols alone
-  forward, pass, drop, reply, to_client, punt
+  forward, pass, drop, reply, to_client, to_node, punt
                              the verdict; any of them if several are given
   reason NAME                the reason, as `guideway drops` names it, except those of `fail`;
                              likewise

@@ -76,6 +76,7 @@ impl Observation<'_> {
                 ReasonKind::Reply => "reply",
                 ReasonKind::Pass => "pass",
                 ReasonKind::ToClient => "to_client",
+                ReasonKind::ToNode => "to_node",
                 ReasonKind::Punt => "punt",
             }
             .to_owned(),

@@ -77,6 +77,7 @@ impl Observation<'_> {
             },
             usage("services", fill.services),
             usage("service_overflow", fill.service_overflow),
+            usage("past_owners", fill.past_owners),
             usage("backends", fill.backends),
             usage("next_hops", fill.next_hops),
             usage("pods", fill.pods),

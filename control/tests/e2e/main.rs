@@ -18,6 +18,7 @@ mod masquerade;
 mod mending;
 mod nat;
 mod observer;
+mod past_owners;
 mod path_mtu;
 mod planted;
 mod pods;

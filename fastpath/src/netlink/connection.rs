@@ -101,6 +101,15 @@ impl Connection {
         Self::to_kernel(None)
     }
 
+    /// Opens a socket like [`Self::route`] whose requests the kernel checks strictly. It takes some filters of lists from
+    /// such sockets only.
+    pub(crate) fn strict_route() -> Result<Self, RequestError> {
+        let connection = Self::route()?;
+        switch_on(&connection.socket, libc::NETLINK_GET_STRICT_CHK)
+            .map_err(RequestError::Socket)?;
+        Ok(connection)
+    }
+
     /// Opens a socket for the generic families, which have names instead of fixed numbers.
     pub(crate) fn generic() -> Result<Self, RequestError> {
         Self::to_kernel(Some(netlink::GENERIC))

@@ -9,7 +9,8 @@ use std::{
 
 use ipnet::IpNet;
 use xdp_prog::abi::{
-    BACKEND_LOCAL, Backend, Config, DeliveryKeys, IndexEntry, IndexKey, Service, ServiceWord,
+    BACKEND_DOWN, BACKEND_LOCAL, Backend, Config, DeliveryKeys, IndexEntry, IndexKey, Service,
+    ServiceWord,
 };
 
 use super::{
@@ -144,13 +145,14 @@ impl Tables {
         let pods = pods.into_iter().flatten();
         let mut named: BTreeSet<u32> = pods.clone().map(|(_, backend)| *backend).collect();
         for run in std::iter::once(run).chain(local) {
-            named.extend(self.lut.of(run).map(|slot| slot.0));
+            named.extend(self.lut.of(run).map(|slot| slot.owner()));
         }
         named.remove(&0);
         let backends: BTreeSet<u32> = named
             .into_iter()
-            .filter(|backend| self.adopt_backend(*backend))
+            .filter(|backend| self.adopt_backend(*backend, |backend| &mut backend.services))
             .collect();
+        self.adopt_pasts(run);
         let pods = pods
             .filter(|(_, backend)| backends.contains(backend))
             .map(|(tag, backend)| (*tag, *backend))
@@ -187,15 +189,24 @@ impl Tables {
         None
     }
 
-    /// Counts one more service for a backend in the maps; returns false if there is no such backend.
-    fn adopt_backend(&mut self, id: u32) -> bool {
+    /// Counts one more user of a kind for a backend in the maps; returns false if there is no such backend.
+    pub(super) fn adopt_backend(
+        &mut self,
+        id: u32,
+        users: fn(&mut InstalledBackend) -> &mut u32,
+    ) -> bool {
         let Some(entry) = self.backends.read(id).filter(|entry| entry.flags != 0) else {
             return false;
         };
         let owned = owned_backend(&entry);
+        if entry.flags & BACKEND_DOWN != 0 {
+            // Whether its node is unreachable has to be found out anew.
+            let flags = entry.flags & !BACKEND_DOWN;
+            self.store_backend_word(id, offset_of!(Backend, flags), flags);
+        }
         if let Some(backend) = self.contents.backend_by_key.get_mut(&owned) {
             if backend.id == id {
-                backend.services += 1;
+                *users(backend) += 1;
             }
             return backend.id == id;
         }
@@ -218,9 +229,13 @@ impl Tables {
                 self.contents.node_routes.insert(node, route);
             }
         }
-        self.contents
-            .backend_by_key
-            .insert(owned, InstalledBackend { id, services: 1 });
+        let mut backend = InstalledBackend {
+            id,
+            services: 0,
+            lists: 0,
+        };
+        *users(&mut backend) = 1;
+        self.contents.backend_by_key.insert(owned, backend);
         true
     }
 

@@ -56,7 +56,7 @@ impl Tables {
             let next_hop = (offset_of!(Backend, next_hop), next_hop);
             let flags = (
                 offset_of!(Backend, flags),
-                backend_flags(&backend.key, local),
+                backend_flags(&backend.key, local, self.unreachable.contains(&target)),
             );
             // While the flags say that the node is this machine, no packet looks at the next hop.
             let words = if local {
@@ -77,6 +77,19 @@ impl Tables {
         }
         self.reclaim_if_worth_it();
         Ok(())
+    }
+
+    /// Replaces the nodes that are known to be unreachable. Past owners of slots are not tried there.
+    pub fn set_unreachable_nodes(&mut self, nodes: &BTreeSet<IpAddr>) {
+        let before = std::mem::replace(&mut self.unreachable, nodes.clone());
+        for node in before.symmetric_difference(nodes) {
+            let route = self.contents.node_routes.get(node);
+            let local = route.is_some_and(|route| route.local);
+            for (backend, id) in self.backends_of(*node) {
+                let flags = backend_flags(&backend.key, local, nodes.contains(node));
+                self.store_backend_word(id, offset_of!(Backend, flags), flags);
+            }
+        }
     }
 
     /// Rewrites the next hops with the outer sources of the present settings.
@@ -131,18 +144,25 @@ impl Tables {
             backend.services += 1;
             return Ok(backend.id);
         }
-        let id = self.allocate(map::BACKENDS, |tables| &mut tables.backend_ids)?;
+        let id = match self.allocate(map::BACKENDS, |tables| &mut tables.backend_ids) {
+            // What serves comes before what has served.
+            Err(_) if self.forget_pasts() => {
+                self.allocate(map::BACKENDS, |tables| &mut tables.backend_ids)?
+            }
+            id => id?,
+        };
         let route = self.contents.node_routes.get(&owned.key.address);
         let entry = backend_entry(
             &owned,
             route.map_or(0, |route| route.next_hop),
             route.is_some_and(|route| route.local),
+            self.unreachable.contains(&owned.key.address),
         );
         self.counters.backends.clear(id);
         self.backends.write(id, entry);
         self.contents
             .backend_by_key
-            .insert(owned, InstalledBackend { id, services: 1 });
+            .insert(owned, InstalledBackend::used(id));
         Ok(id)
     }
 
@@ -176,12 +196,45 @@ impl Tables {
             let Some(backend) = self.contents.backend_by_key.get_mut(&owned) else {
                 continue;
             };
-            backend.services -= 1;
-            if backend.services == 0 {
-                self.contents.backend_by_key.remove(&owned);
-                self.retired.backends.push(id);
-                self.freed.entries += 1;
+            // A backend that lists of past owners alone name is no user's.
+            backend.services = backend.services.saturating_sub(1);
+            self.retire_if_unneeded(id, &owned);
+        }
+    }
+
+    /// Counts one list of past owners more that names each backend.
+    pub(super) fn list_backends(&mut self, ids: impl IntoIterator<Item = u32>) {
+        for id in ids {
+            let Some(entry) = self.backends.read(id) else {
+                continue;
+            };
+            let owned = owned_backend(&entry);
+            if let Some(backend) = self.contents.backend_by_key.get_mut(&owned) {
+                backend.lists += 1;
             }
+        }
+    }
+
+    /// Counts one list of past owners less that names each backend; retires those that nobody needs.
+    pub(super) fn unlist_backends(&mut self, ids: impl IntoIterator<Item = u32>) {
+        for id in ids {
+            let Some(entry) = self.backends.read(id) else {
+                continue;
+            };
+            let owned = owned_backend(&entry);
+            if let Some(backend) = self.contents.backend_by_key.get_mut(&owned) {
+                backend.lists = backend.lists.saturating_sub(1);
+                self.retire_if_unneeded(id, &owned);
+            }
+        }
+    }
+
+    fn retire_if_unneeded(&mut self, id: u32, owned: &OwnedBackend) {
+        let backend = self.contents.backend_by_key.get(owned);
+        if backend.is_some_and(|backend| backend.services == 0 && backend.lists == 0) {
+            self.contents.backend_by_key.remove(owned);
+            self.retired.backends.push(id);
+            self.freed.entries += 1;
         }
     }
 

@@ -66,6 +66,24 @@ pub struct InstalledBackend {
     pub id: u32,
     /// Number of its owner's services that use it.
     pub services: u32,
+    /// Number of lists of past owners that name it. It keeps its id while there are any.
+    pub lists: u32,
+}
+
+impl InstalledBackend {
+    /// Makes a backend that one service uses.
+    pub(super) const fn used(id: u32) -> Self {
+        Self {
+            id,
+            services: 1,
+            lists: 0,
+        }
+    }
+
+    /// Tells whether a service uses it.
+    pub const fn is_used(&self) -> bool {
+        self.services != 0
+    }
 }
 
 /// The route to a node.

@@ -5,10 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use aya::maps::lpm_trie::Key;
 use ipnet::IpNet;
 use xdp_prog::abi::{
-    AddressKey, BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, BACKEND_V6, Backend,
-    CONFIG_MEND, CONFIG_NODE, CONFIG_PROBES, Config, EdgePrefix, HOP_GATEWAY, IndexKey, NextHop,
-    SERVICE_DROP_WHEN_EMPTY, SERVICE_NAT, SERVICE_NODE_PORT, SERVICE_PODS, SERVICE_SOURCE_RANGES,
-    Service, ServiceKeyV4, ServiceKeyV6, SourcePrefix, Tag,
+    AddressKey, BACKEND_DOWN, BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, BACKEND_V6,
+    Backend, CONFIG_MEND, CONFIG_NODE, CONFIG_PROBES, Config, EdgePrefix, HOP_GATEWAY, IndexKey,
+    NextHop, SERVICE_DROP_WHEN_EMPTY, SERVICE_NAT, SERVICE_NODE_PORT, SERVICE_PODS,
+    SERVICE_SOURCE_RANGES, Service, ServiceKeyV4, ServiceKeyV6, SourcePrefix, Tag,
 };
 
 use super::{
@@ -108,8 +108,13 @@ pub(super) const fn family_flag(address: IpAddr) -> u32 {
     }
 }
 
-/// Makes the entry of a backend whose node has this next hop, or is this machine.
-pub(super) fn backend_entry(backend: &OwnedBackend, next_hop: u32, local: bool) -> Backend {
+/// Makes the entry of a backend whose node has this next hop, or is this machine; `down` if it is unreachable.
+pub(super) fn backend_entry(
+    backend: &OwnedBackend,
+    next_hop: u32,
+    local: bool,
+    down: bool,
+) -> Backend {
     let OwnedBackend { key, owner } = backend;
     let pod = key
         .pod
@@ -117,7 +122,7 @@ pub(super) fn backend_entry(backend: &OwnedBackend, next_hop: u32, local: bool) 
     Backend {
         address: wire_address(key.address),
         next_hop,
-        flags: backend_flags(key, local),
+        flags: backend_flags(key, local, down),
         pod,
         port: key.pod.map_or(0, |pod| pod.port()).to_be_bytes(),
         tag: if is_pod(key) { Tag::pod(pod).0 } else { 0 },
@@ -126,8 +131,11 @@ pub(super) fn backend_entry(backend: &OwnedBackend, next_hop: u32, local: bool) 
     }
 }
 
-pub(super) fn backend_flags(key: &BackendKey, local: bool) -> u32 {
+pub(super) fn backend_flags(key: &BackendKey, local: bool, down: bool) -> u32 {
     let mut flags = family_flag(key.address);
+    if down {
+        flags |= BACKEND_DOWN;
+    }
     if local {
         flags |= BACKEND_LOCAL;
     }

@@ -134,7 +134,7 @@ impl Tables {
         let entry = self.service.read(service)?;
         let hash = flow.hash(self, &entry);
         let slot = maglev::slot(hash, entry.word.log2_length());
-        let id = self.lut.get(entry.word.base() + slot)?.0;
+        let id = self.lut.get(entry.word.base() + slot)?.owner();
         let backend = self.backends.get(id).filter(|_| id != 0)?;
         Some(ChosenBackend {
             service,

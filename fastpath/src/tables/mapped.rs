@@ -123,6 +123,15 @@ impl<T: Pod> Mapped<T> {
         }
     }
 
+    /// Replaces the four bytes at `offset` of an entry by what `new` makes of them, even if a program changes them
+    /// meanwhile.
+    pub(super) fn update_u32(&mut self, index: u32, offset: usize, new: impl Fn(u32) -> u32) {
+        if let Some(word) = self.atomic_u32(index, offset) {
+            let new = |old| Some(new(old));
+            gate::pass(|| word.fetch_update(Ordering::AcqRel, Ordering::Acquire, new));
+        }
+    }
+
     fn atomic_u64(&self, index: u32, offset: usize) -> Option<&AtomicU64> {
         let word = self.field(index, offset, 8)?;
         // SAFETY: the word is within the mapping and aligned to eight. Both sides access it atomically while programs

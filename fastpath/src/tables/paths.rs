@@ -115,6 +115,6 @@ impl Tables {
         let mut entries = backends
             .iter()
             .filter_map(|(_, id)| self.backends.read(*id));
-        entries.any(|entry| entry.flags & BACKEND_NAT == 0 && entry.tag == report.tag().0)
+        entries.any(|entry| entry.flags & BACKEND_NAT == 0 && entry.tag == report.tag().pod_bits())
     }
 }

@@ -110,7 +110,7 @@ impl TableReader {
     pub fn slots_by_id(&self, service: &InstalledService) -> HashMap<u32, u32> {
         let mut slots = HashMap::new();
         for slot in self.lut.of(service.run) {
-            *slots.entry(slot.0).or_default() += 1;
+            *slots.entry(slot.owner()).or_default() += 1;
         }
         slots
     }

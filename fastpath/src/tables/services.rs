@@ -10,6 +10,7 @@ use super::{
     encode::{key_check, service_entry, service_rules},
     layout::{Layout, LocalTable, layout},
     lut::Lut,
+    past::{keeps_past, second_now},
     policy::{Pods, ranges_of},
 };
 
@@ -89,12 +90,13 @@ impl Tables {
         key: ServiceKey,
         spec: Arc<ServiceSpec>,
     ) -> Result<Change, TableError> {
-        let layout = layout(&key, &spec, self.settings.hash_seed, |node| {
+        let mut layout = layout(&key, &spec, self.settings.hash_seed, |node| {
             self.contents
                 .node_routes
                 .get(&node)
                 .is_some_and(|route| route.local)
         })?;
+        self.keep_length(&key, &spec, &mut layout.table);
         let ids = self.take_backends(&layout.backends, spec.owner)?;
         let (service, change) = match self.install(&key, &spec, &layout, &ids) {
             Ok(done) => done,
@@ -123,6 +125,7 @@ impl Tables {
         self.contents.specs.remove(key);
         if let Some(service) = self.contents.installed.remove(key) {
             self.remove_pods(service.id, &Pods::new(), &service.pods);
+            self.clear_pasts(service.run);
             self.retired.runs.extend(service.runs().each());
             self.freed.runs += 1;
             self.freed.entries += 1;
@@ -213,9 +216,10 @@ impl Tables {
         }
 
         let is_new = |run: Run| new_runs(runs, old_runs).any(|new| new == run);
-        let slots = self.store_slots(runs.table, is_new(runs.table), &layout.table, ids);
+        let past = keeps_past(key, spec).then(|| old_runs.map(|old| old.table));
+        let slots = self.store_slots(runs.table, is_new(runs.table), past, &layout.table, ids);
         if let (Some(LocalTable::Own(local)), Some(run)) = (&layout.local, runs.local) {
-            self.store_slots(run, is_new(run), local, ids);
+            self.store_slots(run, is_new(run), None, local, ids);
         }
         let word = |run: Run| ServiceWord::new(run.base, run.log2, key_check(key));
         let local_word = runs.local.map_or(ServiceWord::default(), word);
@@ -236,10 +240,17 @@ impl Tables {
                 self.service.write(id, Service::default());
                 self.remove_pods(id, &Pods::new(), &pods);
                 self.remove_source_ranges(id, &ranges);
+                if is_new(runs.table) {
+                    self.clear_pasts(runs.table);
+                }
                 give_back(self);
                 self.service_ids.release(id);
                 return Err(error);
             }
+        }
+        let left = old_runs.map(|old| old.table);
+        if let Some(left) = left.filter(|left| *left != runs.table) {
+            self.clear_pasts(left);
         }
 
         self.remove_pods(id, &pods, &old_pods);
@@ -354,17 +365,36 @@ impl Tables {
     /// Tells whether a run has the owners of a table.
     fn holds(&self, run: Run, table: &Lut, ids: &[u32]) -> bool {
         let owners = table.owners.iter().map(|owner| id_of(ids, *owner));
-        self.lut.of(run).map(|slot| slot.0).eq(owners)
+        self.lut.of(run).map(Slot::owner).eq(owners)
     }
 
-    /// Stores the owners of a table in a run; returns how many slots have changed.
-    fn store_slots(&mut self, run: Run, is_new: bool, table: &Lut, ids: &[u32]) -> u32 {
+    /// Stores the owners of a table in a run; returns how many slots have changed. `past` is the run that the service
+    /// had, if the slots are to have lists of past owners.
+    fn store_slots(
+        &mut self,
+        run: Run,
+        is_new: bool,
+        past: Option<Option<Run>>,
+        table: &Lut,
+        ids: &[u32],
+    ) -> u32 {
+        let second = second_now();
         let mut changed = 0;
         for (index, owner) in (run.base..).zip(&table.owners) {
-            let slot = Slot(id_of(ids, *owner));
-            if is_new || self.lut.get(index) != Some(slot) {
+            let owner = id_of(ids, *owner);
+            let old = self.lut.get(index).filter(|_| !is_new);
+            let is_same = old.map(Slot::owner) == Some(owner);
+            // The list comes before the owner: packets that find the two of different times lose a try at most.
+            let has_past = match past {
+                Some(_) if is_same => continue,
+                Some(former) => self.store_past(index, (run, former), owner, second, is_new),
+                None if is_new => self.pasts.clear_word(index),
+                None => self.clear_past(index),
+            };
+            let slot = Slot::new(owner, has_past);
+            if old != Some(slot) {
                 self.lut.set(index, slot);
-                changed += 1;
+                changed += u32::from(!is_same);
             }
         }
         changed

@@ -87,6 +87,7 @@ impl Tables {
                 services: of(&self.service_ids),
                 service_overflow: self.index.overflow(),
                 backends: of(&self.backend_ids),
+                past_owners: self.pasts.fill(),
                 next_hops: of(&self.next_hop_ids),
                 pods: entries(self.pods.capacity()),
                 source_ranges: entries(self.source_ranges.capacity()),

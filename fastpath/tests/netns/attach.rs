@@ -143,8 +143,15 @@ fn map_of_another_size_is_made_anew_beside_the_one_in_use() {
         let mut again = edge.loader().max_entries(map::LUT, 4096).load().unwrap();
 
         let resized = again.resized();
-        assert_eq!(resized.len(), 1);
-        assert_eq!((resized[0].pinned, resized[0].asked), (LUT_ENTRIES, 4096));
+        let names: Vec<&str> = resized.iter().map(|one| one.map.as_str()).collect();
+        assert_eq!(
+            names,
+            [map::LUT, map::PASTS],
+            "past owners have a place for each slot"
+        );
+        for one in resized {
+            assert_eq!((one.pinned, one.asked), (LUT_ENTRIES, 4096));
+        }
         let info = again.map(map::LUT).unwrap().info().unwrap();
         assert_eq!(info.max_entries(), 4096);
         let others = edge.pins.other_versions().unwrap();

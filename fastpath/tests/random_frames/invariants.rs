@@ -1,12 +1,14 @@
 //! What must hold of every frame, whatever is in it.
 
+mod returns;
+
 use etherparse::{
     Ethernet2Header, Ipv4Header, Ipv6Header, SingleVlanHeader, checksum::Sum16BitWords,
 };
 use xdp_prog::{
     abi::{BACKEND_NAT, BACKEND_V4, MODE_L2DSR},
     process::Action,
-    reason::{DropReason, PassReason, ReplyReason, ToClientReason},
+    reason::{DropReason, PassReason, ReplyReason, ToClientReason, ToNodeReason},
 };
 
 use crate::support::{
@@ -60,6 +62,14 @@ pub(crate) fn check(tables: &TableSet, input: &[u8], outcome: &Outcome) -> Resul
         {
             reset_within(input, &outcome.bytes)
         }
+        (Action::Transmit, Event::Reason(reason)) if reason == ReplyReason::Returned.index() => {
+            returns::returned(input, &outcome.bytes)
+        }
+        (Action::Transmit | Action::Redirect(_), Event::Reason(reason))
+            if reason == ToNodeReason::Retried.index() =>
+        {
+            returns::retried(input, &outcome.bytes)
+        }
         (Action::Transmit, Event::Reason(reason)) => {
             ensure(
                 ReplyReason::ALL.iter().any(|reply| reply.index() == reason),
@@ -81,8 +91,11 @@ pub(crate) fn check(tables: &TableSet, input: &[u8], outcome: &Outcome) -> Resul
             )?;
             // The inner header is looked at last, when the rest may have been translated.
             let at_decap = [DropReason::EcnDropped, DropReason::MalformedInner];
+            // A packet that was returned loses its outer header before the way to the next node is known.
             ensure(
-                input == outcome.bytes || at_decap.iter().any(|late| late.index() == reason),
+                input == outcome.bytes
+                    || returns::is_returned(input)
+                    || at_decap.iter().any(|late| late.index() == reason),
                 "a frame that is dropped was changed",
             )
         }

@@ -17,7 +17,10 @@ use aya::{
     sys::SyscallError,
 };
 use xdp_prog::{
-    abi::{self, AddressKey, Claim, Config, PathReport, SlotPair, TaggedLink, Traffic, Tuple, map},
+    abi::{
+        self, AddressKey, Claim, Config, PastPair, PathReport, Pin, SlotPair, TaggedLink, Traffic,
+        Tuple, map,
+    },
     process::Action,
     stage::Stage,
     wire::protocol,
@@ -76,6 +79,10 @@ impl Kernel {
             (map::ANSWERS, size::LRU),
             (map::SERVICE, size::SERVICES),
             (map::LUT, size::LUT),
+            (map::PASTS, size::LUT),
+            (map::HISTORY, size::HISTORY),
+            (map::PINS, size::LRU),
+            (map::PINS_YOUNG, size::LRU),
             (map::BACKENDS, size::BACKENDS),
             (map::NEXTHOPS, size::NEXT_HOPS),
         ]
@@ -121,6 +128,13 @@ impl Kernel {
         self.fill_array(map::SERVICE, &tables.service)?;
         let pairs = tables.lut.as_chunks().0.iter().copied();
         self.fill_array(map::LUT, &pairs.map(SlotPair).collect::<Vec<_>>())?;
+        let pairs = tables.pasts.as_chunks().0.iter().copied();
+        self.fill_array(map::PASTS, &pairs.map(PastPair::new).collect::<Vec<_>>())?;
+        self.fill_array(map::HISTORY, &tables.history)?;
+        let [kept, young] = &tables.pins;
+        self.fill_hash(map::PINS, kept)?;
+        self.fill_hash(map::PINS_YOUNG, young)?;
+        self.set_returns(tables.returns_full_at)?;
         self.fill_array(map::BACKENDS, &tables.backends)?;
         self.fill_array(map::NEXTHOPS, &tables.next_hops)?;
         let vlan = |(device, below, vlan)| (device, TaggedLink::new(below, vlan));
@@ -227,6 +241,22 @@ impl Kernel {
         let cpus = aya::util::nr_cpus().expect("readable /sys");
         let values = PerCpuValues::try_from(vec![all; cpus]).expect("one for each CPU");
         PerCpuArray::try_from(self.map_mut(map::ANSWERS_OF_CPU))?.set(0, values, 0)
+    }
+
+    /// Replaces what has been used of the allowance of flows whose owner is looked for.
+    fn set_returns(&mut self, full_at: u64) -> Result<(), MapError> {
+        let cpus = aya::util::nr_cpus().expect("readable /sys");
+        let values = PerCpuValues::try_from(vec![full_at; cpus]).expect("one for each CPU");
+        PerCpuArray::try_from(self.map_mut(map::RETURNS_OF_CPU))?.set(0, values, 0)
+    }
+
+    /// Reads the pins, the kept ones first.
+    pub(crate) fn pins(&self) -> Result<[std::collections::HashMap<Tuple, Pin>; 2], MapError> {
+        let read = |name| {
+            let pins = HashMap::<_, Tuple, Pin>::try_from(self.map(name))?;
+            pins.iter().collect::<Result<_, _>>()
+        };
+        Ok([read(map::PINS)?, read(map::PINS_YOUNG)?])
     }
 
     fn fill_array<V: Pod>(&mut self, name: &str, values: &[V]) -> Result<(), MapError> {

@@ -17,13 +17,14 @@ use xdp_prog::{
     abi::{
         AddressKey, BACKEND_V4, Backend, Bucket, CONFIG_OVERFLOW, Claim, Config, Datagram,
         DeliveryKeys, EdgeMac, EdgePrefix, FlowNote, IndexEntry, IndexKey, LocalFlow, NextHop,
-        PathReport, Pod, PodFlow, PodKey, REASONS_OF_CPU, Service, ServiceKeyV4, ServiceKeyV6,
-        ServiceWord, Slot, SourcePrefix, Tag, TaggedLink, Traffic, Tuple, lay_out, map,
+        Past, PastOwner, PathReport, Pin, Pod, PodFlow, PodKey, REASONS_OF_CPU, Service,
+        ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SourcePrefix, Tag, TaggedLink, Traffic,
+        Tuple, lay_out, map,
     },
     reason::REASON_COUNT,
     world::{
         Announcements, Answers, Clock, Counters, FlowTable, Flows, Fragments, HandOver, HandOvers,
-        Inserted, Paths, Probes, Relay, Shortcuts, Tables, World,
+        Inserted, Paths, PinTable, Pins, Probes, Relay, Shortcuts, Tables, World,
     },
 };
 use zerocopy::IntoBytes as _;
@@ -41,6 +42,7 @@ pub(crate) mod size {
     pub(crate) const BACKENDS: u32 = 32;
     pub(crate) const NEXT_HOPS: u32 = 32;
     pub(crate) const LUT: u32 = 512;
+    pub(crate) const HISTORY: u32 = 64;
     pub(crate) const BUCKETS: u32 = 16;
     /// LRU maps evict early where there are few entries for each CPU.
     pub(crate) const LRU: u32 = 4096;
@@ -83,6 +85,13 @@ pub(crate) struct TableSet {
     pub(crate) services_v6: HashMap<ServiceKeyV6, u32>,
     pub(crate) service: Vec<Service>,
     pub(crate) lut: Vec<Slot>,
+    /// By the indices of `lut`.
+    pub(crate) pasts: Vec<Past>,
+    pub(crate) history: Vec<PastOwner>,
+    /// Kept and young ones.
+    pub(crate) pins: [HashMap<Tuple, Pin>; 2],
+    /// When the allowance of flows whose owner is looked for is full again, ns.
+    pub(crate) returns_full_at: u64,
     pub(crate) backends: Vec<Backend>,
     pub(crate) next_hops: Vec<NextHop>,
     /// Prefix length as the trie counts it, and the prefix.
@@ -120,6 +129,10 @@ impl Default for TableSet {
             services_v6: HashMap::new(),
             service: vec![Service::default(); size::SERVICES as usize],
             lut: vec![Slot::default(); size::LUT as usize],
+            pasts: vec![Past::default(); size::LUT as usize],
+            history: vec![PastOwner::default(); size::HISTORY as usize],
+            pins: Default::default(),
+            returns_full_at: 0,
             backends: vec![Backend::default(); size::BACKENDS as usize],
             next_hops: vec![NextHop::default(); size::NEXT_HOPS as usize],
             trusted: Vec::new(),
@@ -287,6 +300,23 @@ impl TableSet {
         base
     }
 
+    /// Gives the only slot of a service a list of past owners, the newest first; `place` is that of the list.
+    pub(crate) fn set_past(&mut self, service: u32, place: u32, owners: &[u32]) {
+        let base = self.service[service as usize].word.base();
+        for (index, owner) in (place as usize..).zip(owners) {
+            self.history[index] = PastOwner::new(*owner, 7);
+        }
+        let count = u32::try_from(owners.len()).unwrap();
+        self.pasts[base as usize] = Past::new(place, count);
+        let owner = self.lut[base as usize].owner();
+        self.lut[base as usize] = Slot::new(owner, true);
+    }
+
+    /// Returns the index of the only slot of a service.
+    pub(crate) fn only_slot(&self, service: u32) -> u32 {
+        self.service[service as usize].word.base()
+    }
+
     /// Gives the only slot of a service another owner.
     pub(crate) fn set_owner(&mut self, service: u32, owner: u32) {
         let base = self.service[service as usize].word.base();
@@ -394,6 +424,9 @@ pub(crate) enum Event {
 pub(crate) struct ModelTables<'a> {
     tables: &'a TableSet,
     flows: RefCell<[HashMap<Tuple, PodFlow>; 2]>,
+    pub(crate) pins: RefCell<[HashMap<Tuple, Pin>; 2]>,
+    pinned: RefCell<Vec<Past>>,
+    pub(crate) returns_full_at: Cell<u64>,
     nat: nat::LiveNat,
     datagrams: RefCell<HashMap<Tuple, Datagram>>,
     /// The MAC that each announced address is said to have elsewhere.
@@ -412,6 +445,9 @@ impl<'a> ModelTables<'a> {
         Self {
             tables,
             flows: RefCell::new([tables.flows.clone(), tables.embryonic.clone()]),
+            pins: RefCell::new(tables.pins.clone()),
+            pinned: RefCell::new(tables.pasts.clone()),
+            returns_full_at: Cell::new(tables.returns_full_at),
             nat: nat::LiveNat::new(tables.nat.fresh()),
             datagrams: RefCell::new(tables.datagrams.clone()),
             claims: RefCell::default(),
@@ -485,6 +521,16 @@ impl Tables for ModelTables<'_> {
 
     fn slot(&self, index: u32) -> Option<Slot> {
         self.tables.lut.get(index as usize).copied()
+    }
+
+    fn past(&self, index: u32) -> Past {
+        let words = self.pinned.borrow();
+        words.get(index as usize).copied().unwrap_or_default()
+    }
+
+    fn past_owner(&self, index: u32) -> PastOwner {
+        let history = &self.tables.history;
+        history.get(index as usize).copied().unwrap_or_default()
     }
 
     fn backend(&self, id: u32) -> Option<&Backend> {
@@ -667,6 +713,34 @@ impl Answers for ModelTables<'_> {
 
     fn set_all_full_at(&self, time: u64) {
         self.answers_of_all.set(time);
+    }
+}
+
+impl Pins for ModelTables<'_> {
+    fn pin(&self, table: PinTable, flow: &Tuple) -> Option<Pin> {
+        self.pins.borrow()[table as usize].get(flow).copied()
+    }
+
+    fn set_pin(&self, table: PinTable, flow: &Tuple, pin: Pin) {
+        self.pins.borrow_mut()[table as usize].insert(*flow, pin);
+    }
+
+    fn remove_pin(&self, table: PinTable, flow: &Tuple) {
+        self.pins.borrow_mut()[table as usize].remove(flow);
+    }
+
+    fn mark_pinned(&self, slot: u32) {
+        if let Some(word) = self.pinned.borrow_mut().get_mut(slot as usize) {
+            *word = word.pinned();
+        }
+    }
+
+    fn returns_full_at(&self) -> u64 {
+        self.returns_full_at.get()
+    }
+
+    fn set_returns_full_at(&self, time: u64) {
+        self.returns_full_at.set(time);
     }
 }
 

@@ -45,6 +45,8 @@ pub const BACKEND_LOCAL: u32 = 4;
 pub const BACKEND_POD: u32 = 8;
 /// [`Backend::flags`]: it is reached by NAT; `pod` and `port` are valid.
 pub const BACKEND_NAT: u32 = 16;
+/// [`Backend::flags`]: its node is known to be unreachable. Past owners of slots are not tried there.
+pub const BACKEND_DOWN: u32 = 32;
 
 impl Backend {
     /// Returns the first four bytes of the node address.
@@ -52,6 +54,14 @@ impl Backend {
     pub const fn address_v4(&self) -> [u8; 4] {
         let [a, b, c, d, ..] = self.address;
         [a, b, c, d]
+    }
+
+    /// Tells whether a packet may be tried at it as at a past owner of a slot: its Guideway node will return the packet
+    /// if need be.
+    #[inline(always)]
+    pub const fn may_be_tried(&self) -> bool {
+        const KIND: u32 = BACKEND_POD | BACKEND_LOCAL | BACKEND_DOWN;
+        self.flags & KIND == BACKEND_POD && self.next_hop != 0
     }
 
     /// Tells whether it is a pod of this machine.

@@ -14,14 +14,21 @@ plain_data! {
 /// the IPv6 flow label.
 ///
 /// ```text
-/// 15     11 10                              0
-/// |  zero  | low 11 bits of the pod's address |
+/// 15         14  11 10                              0
+/// | returned | tries | low 11 bits of the pod's address |
 /// ```
+///
+/// *Tries* is how often the node may still return the packet if it does not know the packet's connection; with 0 it
+/// delivers the packet whatever it is. *Returned* marks a packet that comes back from a node to the edge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tag(pub u16);
 
 impl Tag {
     const POD_BITS: u32 = 11;
+    const TRIES_BITS: u32 = 4;
+    const RETURNED: u16 = 1 << (Self::POD_BITS + Self::TRIES_BITS);
+    /// Largest number of tries that a tag can tell.
+    pub const MAX_TRIES: u32 = (1 << Self::TRIES_BITS) - 1;
 
     /// Builds the tag of the pod with this address.
     #[inline(always)]
@@ -34,6 +41,44 @@ impl Tag {
     #[inline(always)]
     pub const fn pod_bits(self) -> u16 {
         self.0 & ((1 << Self::POD_BITS) - 1)
+    }
+
+    /// Returns the bits that tell a number of tries, at most [`Self::MAX_TRIES`].
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "four bits")]
+    pub const fn tries_bits(tries: u32) -> u16 {
+        ((tries & Self::MAX_TRIES) << Self::POD_BITS) as u16
+    }
+
+    /// Returns how often the node may still return the packet.
+    #[inline(always)]
+    pub const fn tries(self) -> u32 {
+        (self.0 >> Self::POD_BITS) as u32 & Self::MAX_TRIES
+    }
+
+    /// Tells whether the node may return the packet.
+    #[inline(always)]
+    pub const fn may_be_returned(self) -> bool {
+        self.tries() != 0 && !self.is_returned()
+    }
+
+    /// Tells whether the packet comes back from a node.
+    #[inline(always)]
+    pub const fn is_returned(self) -> bool {
+        self.0 & Self::RETURNED != 0
+    }
+
+    /// Returns the tag with which a node returns the packet.
+    #[inline(always)]
+    #[must_use]
+    pub const fn returned(self) -> Self {
+        Self(self.0 | Self::RETURNED)
+    }
+
+    /// Returns what notes of deliveries tell apart: the pod's bits, and whether the packet comes back.
+    #[inline(always)]
+    pub const fn noted_bits(self) -> u16 {
+        self.0 & (Self::RETURNED | ((1 << Self::POD_BITS) - 1))
     }
 }
 

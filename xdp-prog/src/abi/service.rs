@@ -152,12 +152,40 @@ impl ServiceWord {
     }
 }
 
-/// One slot of a lookup table: the id of the backend that owns it; 0 for none.
+/// One slot of a lookup table: the id of the backend that owns it, 0 for none; and whether the slot has had other
+/// owners, whose list is in `PASTS` at the same index.
+///
+/// ```text
+/// 31     30             0
+/// | past | backend's id (31) |
+/// ```
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(transparent)]
 pub struct Slot(pub u32);
+
+impl Slot {
+    const PAST: u32 = 1 << 31;
+
+    /// Makes a slot of an owner with an id below 2^31.
+    #[inline(always)]
+    pub const fn new(owner: u32, has_past: bool) -> Self {
+        Self(if has_past { owner | Self::PAST } else { owner })
+    }
+
+    /// Returns the id of the backend that owns it; 0 for none.
+    #[inline(always)]
+    pub const fn owner(self) -> u32 {
+        self.0 & !Self::PAST
+    }
+
+    /// Tells whether the slot has had other owners.
+    #[inline(always)]
+    pub const fn has_past(self) -> bool {
+        self.0 & Self::PAST != 0
+    }
+}
 
 /// Two neighbouring slots of the arena, the even one first: the kernel gives each array entry at least eight bytes.
 #[derive(

@@ -95,12 +95,18 @@ pub(crate) fn addresses<F: Frame>(
 /// Reads the source address of the IP header at `l3`; its version nibble tells the family.
 #[inline(always)]
 pub(crate) fn outer_source<F: Frame>(frame: &F, l3: usize) -> Option<AddressKey> {
+    let (source, _) = outer_addresses(frame, l3)?;
+    Some(source)
+}
+
+/// Reads source and destination address likewise.
+#[inline(always)]
+pub(crate) fn outer_addresses<F: Frame>(frame: &F, l3: usize) -> Option<(AddressKey, AddressKey)> {
     let header: &Ipv4 = frame.view(l3)?;
     let family = if header.version() == 4 {
         Family::V4
     } else {
         Family::V6
     };
-    let (source, _) = addresses(frame, family, l3)?;
-    Some(source)
+    addresses(frame, family, l3)
 }

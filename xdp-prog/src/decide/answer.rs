@@ -46,6 +46,11 @@ impl Allowance {
         burst: 1_000,
     };
 
+    /// Makes a limit of one in `interval_ns`, of which `burst` may be saved up.
+    pub const fn new(interval_ns: u64, burst: u64) -> Self {
+        Self { interval_ns, burst }
+    }
+
     /// Returns when the allowance is full again after one more answer, in ns; `None` if it is used up.
     #[inline(always)]
     pub const fn take(self, full_at: u64, now: u64) -> Option<u64> {

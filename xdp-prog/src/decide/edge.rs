@@ -1,8 +1,11 @@
-//! Edge role: the plain path, and the stages beside it for checks and announced addresses.
+//! Edge role: the plain path, and the stages beside it for past owners, checks and announced addresses.
 
 pub mod balance;
 pub mod neighbour;
+pub mod past;
 pub mod probe;
+pub mod returned;
+pub mod send;
 
 use super::{
     address::pass_unless_at_vip,

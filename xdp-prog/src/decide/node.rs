@@ -1,5 +1,6 @@
 //! Node role: packets for pods of this machine, or for its stack.
 
+pub mod ask;
 pub mod decap;
 pub mod flow_lookup;
 pub mod local;

@@ -7,7 +7,7 @@ use super::address::is_vip;
 use crate::{
     abi::{
         CONFIG_NODE, CONFIG_PROBES, EdgeMac, MODE_L2DSR, PodKey, SERVICE_DROP_WHEN_EMPTY,
-        SERVICE_PODS, Service, ServiceWord, Tag,
+        SERVICE_PODS, Service, ServiceWord, Slot, Tag,
     },
     flow::FlowKey,
     frame::Frame,
@@ -264,8 +264,25 @@ pub fn owner_of_slot<'t, T: Tables>(
     table: ServiceWord,
     hash: u32,
 ) -> Option<Owner<'t>> {
-    let slot = maglev::slot(hash, table.log2_length());
-    let id = tables.slot(table.base() + slot).unwrap_or_default().0;
+    let slot = tables.slot(slot_index(table, hash)).unwrap_or_default();
+    current_owner(tables, service, slot, hash)
+}
+
+/// Returns the index in the arena of a hash's slot.
+#[inline(always)]
+pub fn slot_index(table: ServiceWord, hash: u32) -> u32 {
+    table.base() + maglev::slot(hash, table.log2_length())
+}
+
+/// Returns the backend that owns a slot; `None` if there is none.
+#[inline(always)]
+pub fn current_owner<'t, T: Tables>(
+    tables: &'t T,
+    service: u32,
+    slot: Slot,
+    hash: u32,
+) -> Option<Owner<'t>> {
+    let id = slot.owner();
     if id == 0 {
         return None;
     }

@@ -128,7 +128,7 @@ fn cut_padding<F: FrameMut>(frame: &mut F, reply: &Reply) -> Result<(), DropReas
 
 /// Swaps the MACs, so that the frame returns to its sender.
 #[inline(always)]
-fn turn_back<F: FrameMut>(frame: &mut F) -> Result<(), DropReason> {
+pub(super) fn turn_back<F: FrameMut>(frame: &mut F) -> Result<(), DropReason> {
     let header = view_mut::<Ethernet, _>(frame, 0)?;
     let [a, b, c, d, e, f, g, h, i, j, k, l] = header.macs;
     header.macs = [g, h, i, j, k, l, a, b, c, d, e, f];

@@ -3,10 +3,12 @@
 use super::{Decap, Owner};
 use crate::{
     abi::{AddressKey, Backend, DeliveryKey, FLOW_HAIRPIN, Tag, Tuple},
+    decide::node::decap::is_asked,
     family::Family,
     ip::Ip,
     parse::{Packet, TcpFlags},
-    world::{OFFSETS, Relay, Tables},
+    words::{join_u32, split_u64},
+    world::{HandOver, HandOvers, OFFSETS, Relay, Tables},
 };
 
 /// A packet on its way to a pod of this machine.
@@ -108,6 +110,19 @@ impl<'t> Delivery<'t> {
         })
     }
 
+    /// As [`Self::relayed`]; tells too whether the edge has other owners for the packet, if its connection is not known
+    /// here.
+    #[inline(always)]
+    pub(crate) fn relayed_and_asked<T: Relay>(&self, tables: &T) -> Option<(Self, bool)> {
+        let words = tables.relay(self.to_words(false))?;
+        let [.., is_asked] = words[3].to_ne_bytes();
+        let delivery = Self {
+            note_key: self.note_key,
+            ..Self::from_words(words, self.backend)
+        };
+        Some((delivery, is_asked != 0))
+    }
+
     /// Leaves the packet for [`Stage::PodFlow`](crate::stage::Stage::PodFlow). `is_new` says that no table has the
     /// flow's key.
     #[inline(always)]
@@ -131,9 +146,14 @@ impl<'t> Delivery<'t> {
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "one bit")]
     fn to_words(self, is_new: bool) -> [u64; 4] {
-        let (outer, room, class) = match &self.decap {
-            Some(decap) => (decap.l3, decap.inner_room, decap.outer_class),
-            None => (0, 0, 0),
+        let (outer, room, class, is_asked) = match &self.decap {
+            Some(decap) => (
+                decap.l3,
+                decap.inner_room,
+                decap.outer_class,
+                !self.is_later && is_asked(self.protocol, self.flags, decap.tag),
+            ),
+            None => (0, 0, 0, false),
         };
         [
             u64::from(self.service) << 32 | u64::from(self.id),
@@ -147,7 +167,7 @@ impl<'t> Delivery<'t> {
                 u8::from(self.decap.is_some()),
                 class,
                 u8::from(is_new),
-                0,
+                u8::from(is_asked),
             ]),
         ]
     }
@@ -204,16 +224,49 @@ impl DeliveryKey {
         let _ = tables.relay([self.fingerprint, u64::from(self.line), 0, 0]);
     }
 
-    /// Returns the key that [`Self::hand_over`] left.
+    /// Leaves the key beside the packet for [`Stage::Ask`](crate::stage::Stage::Ask).
+    #[inline(always)]
+    pub(crate) fn hand_over_aside<T: HandOvers>(self, tables: &T) {
+        let [first, last] = split_u64(self.fingerprint);
+        tables.hand_over(HandOver {
+            service: first,
+            backend: last,
+            ports: self.line,
+            detail: 0,
+        });
+    }
+
+    /// Returns the key that [`Self::hand_over_aside`] left.
+    #[inline(always)]
+    pub(crate) fn handed_over_aside<T: HandOvers>(tables: &T) -> Self {
+        let known = tables.handed_over();
+        Self {
+            fingerprint: join_u32(known.service, known.backend),
+            line: known.ports,
+        }
+    }
+
+    /// Leaves a packet for [`Stage::Decap`](crate::stage::Stage::Decap) that no node has returned, although its tag says
+    /// so: not every edge writes tags.
+    #[inline(always)]
+    pub(crate) fn hand_over_not_returned<T: Relay>(tables: &T) {
+        let Self { fingerprint, line } = Self::NONE;
+        let _ = tables.relay([fingerprint, u64::from(line), 1, 0]);
+    }
+
+    /// Returns the key that [`Self::hand_over`] left, and whether a node may have returned the packet.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the index")]
-    pub(crate) fn handed_over<T: Relay>(tables: &T) -> Self {
+    pub(crate) fn handed_over<T: Relay>(tables: &T) -> (Self, bool) {
         match tables.relayed() {
-            Some([fingerprint, line, ..]) => Self {
-                fingerprint,
-                line: line as u32,
-            },
-            None => Self::NONE,
+            Some([fingerprint, line, is_judged, _]) => {
+                let key = Self {
+                    fingerprint,
+                    line: line as u32,
+                };
+                (key, is_judged == 0)
+            }
+            None => (Self::NONE, false),
         }
     }
 }

@@ -7,13 +7,15 @@
 pub struct HandOver {
     /// Service id; 0 if the packet is not from a client.
     pub service: u32,
-    /// Backend id; 0 if none is chosen.
+    /// Backend id; 0 if none is chosen. For [`Stage::Past`](crate::stage::Stage::Past), the index of the flow's slot.
     pub backend: u32,
     /// Source and destination port, in wire order. A later fragment does not contain them.
     pub ports: u32,
     /// For [`Stage::Answer`](crate::stage::Stage::Answer), the [`Answer`](super::Answer) that is due; for
     /// [`Stage::Punt`](crate::stage::Stage::Punt), the number of the [`PuntReason`](crate::reason::PuntReason); for a
-    /// stage of NAT mode, what earlier ones have done with the packet.
+    /// stage of NAT mode, what earlier ones have done with the packet; for [`Stage::Past`](crate::stage::Stage::Past),
+    /// the flow's hash; for [`Stage::Send`](crate::stage::Stage::Send), the
+    /// [`Try`](crate::decide::edge::send::Try).
     pub detail: u32,
 }
 

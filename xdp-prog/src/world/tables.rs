@@ -1,6 +1,6 @@
 use crate::abi::{
-    AddressKey, Backend, Config, EdgeMac, IndexEntry, NextHop, Pod, PodKey, Service, ServiceKeyV4,
-    ServiceKeyV6, Slot, Tuple,
+    AddressKey, Backend, Config, EdgeMac, IndexEntry, NextHop, Past, PastOwner, Pod, PodKey,
+    Service, ServiceKeyV4, ServiceKeyV6, Slot, Tuple,
 };
 
 /// The look-ups of a decision.
@@ -27,6 +27,10 @@ pub trait Tables {
     fn service(&self, id: u32) -> Option<Service>;
     /// Returns a slot of the LUT arena; the value is read with one load.
     fn slot(&self, index: u32) -> Option<Slot>;
+    /// Returns where the past owners of a slot are listed; the value is read with one load.
+    fn past(&self, index: u32) -> Past;
+    /// Returns an entry of a list of past owners.
+    fn past_owner(&self, index: u32) -> PastOwner;
     /// Returns a backend.
     fn backend(&self, id: u32) -> Option<&Backend>;
     /// Returns a next hop.

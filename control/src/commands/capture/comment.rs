@@ -234,6 +234,7 @@ const fn word(kind: ReasonKind) -> &'static str {
         ReasonKind::Drop => "drop",
         ReasonKind::Reply => "reply",
         ReasonKind::ToClient => "to_client",
+        ReasonKind::ToNode => "to_node",
         ReasonKind::Punt => "punt",
     }
 }

@@ -98,6 +98,7 @@ pub fn parse(
             "drop" => read.kind(ReasonKind::Drop),
             "reply" => read.kind(ReasonKind::Reply),
             "to_client" => read.kind(ReasonKind::ToClient),
+            "to_node" => read.kind(ReasonKind::ToNode),
             "punt" => read.kind(ReasonKind::Punt),
             other => return Err(FilterError::Word(other.to_owned()).into()),
         }

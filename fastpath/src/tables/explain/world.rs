@@ -10,13 +10,15 @@ use aya::maps::lpm_trie::Key;
 use xdp_prog::{
     abi::{
         AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, IndexEntry, IndexKey, NatBegun,
-        NatCount, NatForward, NatMark, NatReverse, NextHop, PathReport, Pod, PodFlow, PodKey,
-        Service, ServiceKeyV4, ServiceKeyV6, Slot, SourcePrefix, TaggedLink, Tuple,
+        NatCount, NatForward, NatMark, NatReverse, NextHop, Past, PastOwner, PathReport, Pin, Pod,
+        PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6, Slot, SourcePrefix, TaggedLink,
+        Tuple,
     },
     wire::protocol,
     world::{
         self, Announcements, Answers, FlowTable, Flows, Fragments, HandOver, HandOvers, Inserted,
-        NatFlows, NatState, Origin, Paths, Probes, Relay, Shortcuts, Taken, Translation,
+        NatFlows, NatState, Origin, Paths, PinTable, Pins, Probes, Relay, Shortcuts, Taken,
+        Translation,
     },
 };
 use zerocopy::IntoBytes as _;
@@ -217,6 +219,25 @@ impl Answers for ReadOnly<'_> {
     }
 
     fn set_all_full_at(&self, _: u64) {}
+}
+
+/// Pins nothing, and its allowance is full.
+impl Pins for ReadOnly<'_> {
+    fn pin(&self, table: PinTable, flow: &Tuple) -> Option<Pin> {
+        self.tables.pins[table as usize].get(flow)
+    }
+
+    fn set_pin(&self, _: PinTable, _: &Tuple, _: Pin) {}
+
+    fn remove_pin(&self, _: PinTable, _: &Tuple) {}
+
+    fn mark_pinned(&self, _: u32) {}
+
+    fn returns_full_at(&self) -> u64 {
+        0
+    }
+
+    fn set_returns_full_at(&self, _: u64) {}
 }
 
 impl Fragments for ReadOnly<'_> {
@@ -445,6 +466,14 @@ impl world::Tables for ReadOnly<'_> {
     fn slot(&self, index: u32) -> Option<Slot> {
         self.note(LookUp::Slot(index));
         self.tables.lut.get(index)
+    }
+
+    fn past(&self, index: u32) -> Past {
+        self.tables.pasts.word(index)
+    }
+
+    fn past_owner(&self, index: u32) -> PastOwner {
+        self.tables.pasts.owner(index)
     }
 
     fn backend(&self, id: u32) -> Option<&Backend> {

@@ -171,7 +171,7 @@ fn backends() -> Vec<Case> {
             .with(|tables| tables.set_owner(1, size::BACKENDS))
             .replies(ReplyReason::Reset, BACK.carry(&reset_of_syn(V4_TCP.1, 18))),
         case("largest_owner_number_refuses", frame.clone())
-            .with(|tables| tables.set_owner(1, u32::MAX))
+            .with(|tables| tables.set_owner(1, (1 << 31) - 1))
             .replies(ReplyReason::Reset, BACK.carry(&reset_of_syn(V4_TCP.1, 18))),
         case("backend_never_written_has_no_next_hop", frame.clone())
             .with(|tables| tables.set_owner(1, 20))

@@ -22,11 +22,13 @@ mod nat;
 mod neighbour;
 mod node_ports;
 mod not_ours;
+mod past_owners;
 mod paths;
 mod pods;
 mod policies;
 mod policies_of_nodes;
 mod probe;
+mod returns;
 mod routed;
 mod security;
 mod shared;
@@ -40,7 +42,7 @@ use etherparse::TcpHeader;
 use xdp_prog::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, BACKEND_V4, BACKEND_V6, Backend, MODE_IPIP,
-        MODE_L2DSR, NextHop, PathReport, Traffic,
+        MODE_L2DSR, NextHop, PathReport, Pin, Traffic, Tuple,
     },
     process::Action,
     reason::{DropReason, PassReason, ReplyReason},
@@ -70,6 +72,8 @@ pub(crate) struct Case {
     pub(crate) claims: HashMap<AddressKey, [u8; 6]>,
     /// What the frame is noted to say of the paths to nodes.
     pub(crate) paths: HashMap<AddressKey, PathReport>,
+    /// The pins that the frame leaves: kept and young ones.
+    pub(crate) pins: [HashMap<Tuple, Pin>; 2],
     pub(crate) kernel: InKernel,
 }
 
@@ -77,6 +81,12 @@ impl Case {
     /// The frame is noted as another machine's announcement.
     fn claims(mut self, address: IpAddr, mac: [u8; 6]) -> Self {
         self.claims.insert(address_key(address), mac);
+        self
+    }
+
+    /// The frame leaves these pins: kept and young ones.
+    fn pins(mut self, pins: [HashMap<Tuple, Pin>; 2]) -> Self {
+        self.pins = pins;
         self
     }
 
@@ -100,7 +110,7 @@ pub(crate) enum InKernel {
 
 /// Returns the whole table; the cases of a subject are made as they are reached, for some take times.
 pub(crate) fn all() -> impl Iterator<Item = Case> {
-    let subjects: [fn() -> Vec<Case>; 26] = [
+    let subjects: [fn() -> Vec<Case>; 28] = [
         not_ours::cases,
         probe::cases,
         lengths::cases,
@@ -127,6 +137,8 @@ pub(crate) fn all() -> impl Iterator<Item = Case> {
         icmp::cases,
         shared::cases,
         hairpin_errors::cases,
+        past_owners::cases,
+        returns::cases,
     ];
     let mut names = HashSet::new();
     let cases = subjects.into_iter().flat_map(|subject| subject());
@@ -231,6 +243,7 @@ impl Draft {
         };
         Case {
             name: self.name,
+            pins: self.tables.pins.clone(),
             tables: self.tables,
             earlier: self.earlier,
             input: self.input,

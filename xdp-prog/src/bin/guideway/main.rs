@@ -138,6 +138,31 @@ fn guideway_decap(ctx: XdpContext) -> u32 {
 }
 
 #[xdp(frags)]
+fn guideway_past(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::Past)
+}
+
+#[xdp(frags)]
+fn guideway_returned(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::Returned)
+}
+
+#[xdp(frags)]
+fn guideway_ask(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::Ask)
+}
+
+#[xdp(frags)]
+fn guideway_send(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::Send)
+}
+
+#[xdp(frags)]
+fn guideway_return(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::Return)
+}
+
+#[xdp(frags)]
 fn guideway_punt(ctx: XdpContext) -> u32 {
     mend::punt(&ctx)
 }

@@ -9,6 +9,7 @@ mod flows;
 mod fragments;
 mod nat;
 mod paths;
+mod pins;
 mod policy;
 mod probes;
 mod shortcuts;
@@ -22,8 +23,8 @@ use aya_ebpf::{
 use xdp_prog::{
     abi::{
         AddressKey, Backend, Bucket, CONFIG_OVERFLOW, Config, EdgeMac, IndexEntry, IndexKey,
-        NextHop, Pod, PodKey, Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SlotPair,
-        Tuple, size,
+        NextHop, Past, PastOwner, PastPair, Pod, PodKey, Service, ServiceKeyV4, ServiceKeyV6,
+        ServiceWord, Slot, SlotPair, Tuple, size,
     },
     stage::Stage,
     world::{Inserted, Tables, World},
@@ -50,11 +51,15 @@ static SERVICE: Array<Service, { size::SERVICES }, MMAPABLE> = Array::new();
 #[btf_map]
 static LUT: Array<SlotPair, { size::LUT_SLOTS / 2 }, MMAPABLE> = Array::new();
 #[btf_map]
+static PASTS: Array<PastPair, { size::LUT_SLOTS / 2 }, MMAPABLE> = Array::new();
+#[btf_map]
+static HISTORY: Array<PastOwner, { size::HISTORY }, MMAPABLE> = Array::new();
+#[btf_map]
 static BACKENDS: Array<Backend, { size::BACKENDS }, MMAPABLE> = Array::new();
 #[btf_map]
 static NEXTHOPS: Array<NextHop, { size::NEXT_HOPS }, MMAPABLE> = Array::new();
 #[btf_map]
-static STAGES: ProgramArray<{ Stage::ALL.len() }> = ProgramArray::new();
+static STAGES: ProgramArray<{ Stage::PLACES }> = ProgramArray::new();
 
 /// The maps for one run of a program of either kind, as the traits of [`xdp_prog::world`].
 pub(crate) struct Maps<K> {
@@ -199,6 +204,22 @@ impl Tables for XdpMaps<'_> {
         let SlotPair(pair) = LUT.get(index >> 1)?;
         let slot = pair.get(index as usize & 1)?;
         Some(Slot(read_once(&slot.0)))
+    }
+
+    #[inline(always)]
+    fn past(&self, index: u32) -> Past {
+        match PASTS.get(index >> 1) {
+            Some(pair) => PastPair(read_once(&pair.0)).of(index),
+            None => Past::default(),
+        }
+    }
+
+    #[inline(always)]
+    fn past_owner(&self, index: u32) -> PastOwner {
+        match HISTORY.get(index) {
+            Some(owner) => PastOwner(read_once(&owner.0)),
+            None => PastOwner::default(),
+        }
     }
 
     #[inline(always)]

@@ -2,11 +2,12 @@
 
 use crate::{
     abi::{
-        BACKEND_LOCAL, BACKEND_NAT, BACKEND_V4, Backend, HOP_GATEWAY, MODE_IPIP, MODE_L2DSR,
-        NextHop, SERVICE_NAT, SERVICE_NODE_PORT, SERVICE_SOURCE_RANGES, ServiceWord,
+        BACKEND_LOCAL, BACKEND_NAT, BACKEND_V4, Backend, Config, HOP_GATEWAY, MODE_IPIP,
+        MODE_L2DSR, NextHop, SERVICE_NAT, SERVICE_NODE_PORT, SERVICE_SOURCE_RANGES, ServiceWord,
     },
     decide::owner::{
-        FoundService, checked_service, flow_hash, no_owner, no_service, owner, owner_of_slot,
+        FoundService, checked_service, current_owner, flow_hash, no_owner, no_service, owner,
+        slot_index,
     },
     flow::FlowKey,
     frame::Frame,
@@ -57,7 +58,18 @@ pub fn balance<'t, F: Frame, A: Ip, T: Tables + HandOvers>(
             Err(verdict) => return verdict,
         },
     };
-    match owner_of_slot(tables, service, slot.table, slot.hash) {
+    let index = slot_index(slot.table, slot.hash);
+    let owners = tables.slot(index).unwrap_or_default();
+    if owners.has_past() {
+        tables.hand_over(HandOver {
+            service,
+            backend: index,
+            ports: flow.ports(),
+            detail: slot.hash,
+        });
+        return Verdict::Continue(Stage::Past);
+    }
+    match current_owner(tables, service, owners, slot.hash) {
         Some(owner) => match forward(tables, packet, flow, slot.mode, &owner) {
             Ok(verdict) => verdict,
             Err(reason) => Verdict::Drop(reason),
@@ -228,15 +240,21 @@ fn outer_source<'t, T: Tables>(
         return Ok(&hop.source);
     }
     let config = tables.config().ok_or(DropReason::NoOuterSource)?;
+    outer_source_of(config, outer).ok_or(DropReason::NoOuterSource)
+}
+
+/// Returns the machine-wide outer source.
+#[inline(always)]
+pub(super) fn outer_source_of(config: &Config, outer: Outer) -> Option<&[u8; 16]> {
     let source = if outer == Outer::V4 {
         &config.source_v4
     } else {
         &config.source_v6
     };
     if is_unspecified(source) {
-        Err(DropReason::NoOuterSource)
+        None
     } else {
-        Ok(source)
+        Some(source)
     }
 }
 

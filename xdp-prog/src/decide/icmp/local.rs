@@ -24,7 +24,7 @@ pub fn decide<'t, F: Frame, T: World>(
     frame: &F,
     tables: &'t T,
 ) -> Result<ErrorDelivery<'t>, Verdict<'t>> {
-    let place = decap::find_packet(frame, tables)?;
+    let place = decap::find_packet(frame, tables, false)?;
     let Some(place) = place.relayed(tables) else {
         return Err(Verdict::Drop(DropReason::StageMissing));
     };

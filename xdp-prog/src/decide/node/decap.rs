@@ -7,7 +7,7 @@ use crate::{
     flow::FlowKey,
     frame::Frame,
     ip::{Ip, with_packet},
-    parse::{self, Packet},
+    parse::{self, Packet, TcpFlags},
     reason::{DropReason, PassReason},
     stage::Stage,
     verdict::{Decap, Delivery, Owner, Verdict},
@@ -18,9 +18,10 @@ use crate::{
 /// Decides what is to be done with a frame of this stage; [`receive`](super::receive) has handed over the key of its note.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
-    let note_key = DeliveryKey::handed_over(tables);
-    let decap = match open_frame(frame, tables) {
-        Ok(decap) => decap,
+    let (note_key, may_be_returned) = DeliveryKey::handed_over(tables);
+    let decap = match find_packet(frame, tables, may_be_returned) {
+        Ok(decap) if decap.is_encapsulated() => decap,
+        Ok(_) => return Verdict::Pass(PassReason::Protocol),
         Err(verdict) => return verdict,
     };
     if !decap.is_plain {
@@ -42,7 +43,7 @@ pub fn open_frame<'t, F: Frame, T: Tables + Shortcuts>(
     frame: &F,
     tables: &T,
 ) -> Result<Decap, Verdict<'t>> {
-    let place = find_packet(frame, tables)?;
+    let place = find_packet(frame, tables, false)?;
     if place.is_encapsulated() {
         Ok(place)
     } else {
@@ -50,7 +51,8 @@ pub fn open_frame<'t, F: Frame, T: Tables + Shortcuts>(
     }
 }
 
-/// Finds a frame's packet: behind the outer header of a trusted edge, or bare.
+/// Finds a frame's packet: behind the outer header of a trusted edge, or bare. One that a node may have returned is left
+/// for [`Stage::Returned`].
 ///
 /// # Errors
 ///
@@ -59,14 +61,16 @@ pub fn open_frame<'t, F: Frame, T: Tables + Shortcuts>(
 pub fn find_packet<'t, F: Frame, T: Tables + Shortcuts>(
     frame: &F,
     tables: &T,
+    may_be_returned: bool,
 ) -> Result<Decap, Verdict<'t>> {
-    with_packet!(frame, outer => find_inner(tables, &outer), reason => Err(Verdict::Pass(reason)))
+    with_packet!(frame, outer => find_inner(tables, &outer, may_be_returned), reason => Err(Verdict::Pass(reason)))
 }
 
 #[inline(always)]
 fn find_inner<'t, A: Ip, T: Tables + Shortcuts>(
     tables: &T,
     outer: &Packet<A>,
+    may_be_returned: bool,
 ) -> Result<Decap, Verdict<'t>> {
     let inner = match outer.protocol {
         protocol::IPV4 => Family::V4,
@@ -83,16 +87,12 @@ fn find_inner<'t, A: Ip, T: Tables + Shortcuts>(
             });
         }
     };
+    let decap = Decap::of(outer, inner);
+    if may_be_returned && decap.is_plain && decap.tag.is_returned() {
+        return Err(Verdict::Continue(Stage::Returned));
+    }
     accept(tables, outer)?;
-    Ok(Decap {
-        l3: outer.l3,
-        inner_l3: outer.l4,
-        inner_room: outer.l3 + outer.length - outer.l4,
-        is_plain: outer.l4 - outer.l3 == A::HEADER_LENGTH,
-        inner,
-        outer_class: outer.traffic_class,
-        tag: outer.tag,
-    })
+    Ok(decap)
 }
 
 /// Checks source and destination of an outer header.
@@ -194,11 +194,23 @@ fn decide_delivery<'t, F: Frame, A: Ip, T: Tables + Shortcuts>(
             note_key,
             ..Delivery::new(packet, ports, flags, &owner, Some(decap))
         }),
-        None if packet.protocol == protocol::TCP && !flags.rst() && !flags.begins_connection() => {
+        None if is_asked(packet.protocol, flags, decap.tag) => Verdict::Continue(Stage::Return),
+        // A packet that was returned belongs to a connection elsewhere.
+        None if packet.protocol == protocol::TCP
+            && !flags.rst()
+            && !flags.begins_connection()
+            && !decap.tag.is_returned() =>
+        {
             Verdict::Answer(Answer::refuse_inner(A::FAMILY))
         }
         None => Verdict::Drop(DropReason::UnknownPod),
     }
+}
+
+/// Tells whether a packet is returned if its connection is not known here.
+#[inline(always)]
+pub(crate) fn is_asked(protocol: u8, flags: TcpFlags, tag: Tag) -> bool {
+    tag.may_be_returned() && protocol == protocol::TCP && !flags.begins_connection()
 }
 
 /// Returns the pod that earlier packets with the same service and tag went to.

@@ -177,7 +177,7 @@ impl Encapsulated {
     fn note_key(&self, config: &Config, now: u64) -> DeliveryKey {
         let Self { outer, inner, .. } = self;
         let keys = &config.delivery_keys;
-        let kind = u64::from(outer.tag.pod_bits()) << 16
+        let kind = u64::from(outer.tag.noted_bits()) << 16
             | u64::from(inner.protocol) << 8
             | outer.family.bit() << 1
             | inner.family.bit();

@@ -1,0 +1,257 @@
+//! Pods of this machine that left a service, but not the machine.
+//!
+//! A pod that no slice lists any more, because a selector changed or the pod is about to end, keeps its connections.
+//! Edges hear of its departure later than this machine, and go on to send it what belongs to it for a day. So it is
+//! delivered to, without a share of new connections, for as long as some network namespace here has its address.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fastpath::facts;
+use fastpath::tables::{BackendKey, Tables};
+
+use crate::chain::chain;
+use crate::desired::{
+    BackendSpec, ForwardMode, Protocol, Service, ServiceKey, ServiceSpec, Services,
+};
+use crate::versions::sides;
+
+/// How long a pod that left a service is delivered to: as long as edges try past owners.
+const KEPT: Duration = Duration::from_secs(24 * 3600);
+
+/// The pods that have left, by service.
+#[derive(Debug, Default)]
+pub(super) struct DepartedPods {
+    /// The services at the last look; `None` before the first one.
+    seen: Option<Services>,
+    /// When each was first missed.
+    pods: BTreeMap<ServiceKey, BTreeMap<BackendKey, Instant>>,
+}
+
+impl DepartedPods {
+    /// Returns the services with the pods that left them but still exist. `tables` tells which pods this machine
+    /// delivers to; those of an earlier agent count too.
+    pub(super) fn keep(&mut self, services: &Services, tables: &Tables, now: Instant) -> Services {
+        let own_pods = |key: &ServiceKey| tables.own_pods(key);
+        self.follow(services, own_pods, now);
+        self.drop_gone(now);
+        self.added_to(services)
+    }
+
+    /// Returns whether any of the pods has gone, so that its service has to be changed.
+    pub(super) fn has_gone(&self, now: Instant) -> bool {
+        if self.pods.is_empty() {
+            return false;
+        }
+        let Some(there) = addresses() else {
+            return false;
+        };
+        let mut pods = self.pods.values().flatten();
+        pods.any(|(pod, since)| !is_kept(pod, *since, &there, now))
+    }
+
+    fn follow(
+        &mut self,
+        services: &Services,
+        own_pods: impl Fn(&ServiceKey) -> Vec<BackendKey>,
+        now: Instant,
+    ) {
+        let before = self.seen.replace(services.clone()).unwrap_or_default();
+        for change in before.diff(services) {
+            let (old, new) = sides(change);
+            let Some((key, _)) = new.or(old) else {
+                continue;
+            };
+            let Some((_, service)) = new.filter(|(key, service)| returns(key, &service.spec))
+            else {
+                self.pods.remove(key);
+                continue;
+            };
+            let spec = &service.spec;
+            let listed: BTreeSet<BackendKey> =
+                spec.backends.iter().map(|one| one.key(spec.mode)).collect();
+            let departed = self.pods.entry(*key).or_default();
+            departed.retain(|pod, _| !listed.contains(pod));
+            for pod in own_pods(key) {
+                if !listed.contains(&pod) {
+                    departed.entry(pod).or_insert(now);
+                }
+            }
+        }
+        self.pods.retain(|_, departed| !departed.is_empty());
+    }
+
+    fn drop_gone(&mut self, now: Instant) {
+        if self.pods.is_empty() {
+            return;
+        }
+        if let Some(there) = addresses() {
+            self.retain_there(&there, now);
+        }
+    }
+
+    fn retain_there(&mut self, there: &BTreeSet<IpAddr>, now: Instant) {
+        for departed in self.pods.values_mut() {
+            departed.retain(|pod, since| is_kept(pod, *since, there, now));
+        }
+        self.pods.retain(|_, departed| !departed.is_empty());
+    }
+
+    fn added_to(&self, services: &Services) -> Services {
+        let mut all = services.clone();
+        for (key, departed) in &self.pods {
+            let Some(service) = services.get(key) else {
+                continue;
+            };
+            let pods = departed.keys().map(|pod| BackendSpec {
+                address: pod.address,
+                pod: pod.pod,
+                weight: 0,
+            });
+            let spec = &service.spec;
+            let spec = ServiceSpec {
+                backends: spec.backends.iter().copied().chain(pods).collect(),
+                ..ServiceSpec::clone(spec)
+            };
+            let service = Service {
+                spec: Arc::new(spec),
+                ..Service::clone(service)
+            };
+            all.insert(*key, Arc::new(service));
+        }
+        all
+    }
+}
+
+/// Returns whether edges try past owners of a service's slots.
+fn returns(key: &ServiceKey, spec: &ServiceSpec) -> bool {
+    key.protocol == Protocol::Tcp && spec.mode == ForwardMode::Ipip
+}
+
+fn is_kept(pod: &BackendKey, since: Instant, there: &BTreeSet<IpAddr>, now: Instant) -> bool {
+    let has_address = pod.pod.is_some_and(|pod| there.contains(&pod.ip()));
+    has_address && now.saturating_duration_since(since) < KEPT
+}
+
+/// Returns the addresses of pods here; `None` if the kernel does not tell.
+fn addresses() -> Option<BTreeSet<IpAddr>> {
+    match facts::pod_addresses() {
+        Ok(there) => Some(there),
+        Err(error) => {
+            tracing::warn!(
+                error = chain(&error),
+                "cannot find out which pods are still here"
+            );
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+
+    const SERVICES: &str = "\
+interfaces: [{name: eth0}]
+vips: [10.99.0.1]
+nodes: [{address: 10.0.0.1}, {address: 10.0.0.2}]
+services:
+  - name: web
+    address: 10.99.0.1
+    port: 80
+    protocol: tcp
+    backends:
+      - {address: 10.244.1.5, node: 10.0.0.1}
+      - {address: 10.244.1.6, node: 10.0.0.1}
+  - name: dns
+    address: 10.99.0.1
+    port: 53
+    protocol: udp
+    backends: [{address: 10.244.1.5, node: 10.0.0.1}]
+";
+
+    fn services(text: &str) -> Services {
+        config::parse(text).unwrap().desired.services
+    }
+
+    fn pods_of(services: &Services) -> Vec<String> {
+        let pods = services.values().flat_map(|service| &service.spec.backends);
+        let text = |one: &BackendSpec| format!("{} {}", one.pod.unwrap().ip(), one.weight);
+        pods.map(text).collect()
+    }
+
+    /// What the tables have: the pods of all services.
+    fn delivered(all: &Services) -> impl Fn(&ServiceKey) -> Vec<BackendKey> {
+        let all = all.clone();
+        move |key| {
+            let backends = &all[key].spec.backends;
+            backends
+                .iter()
+                .map(|one| one.key(ForwardMode::Ipip))
+                .collect()
+        }
+    }
+
+    #[test]
+    fn pod_that_left_is_delivered_to_until_it_has_gone_or_a_day_is_over() {
+        let all = services(SERVICES);
+        let without = "      - {address: 10.244.1.6, node: 10.0.0.1}\n";
+        let fewer = services(&SERVICES.replace(without, ""));
+        let there: BTreeSet<IpAddr> = [[10, 244, 1, 5].into(), [10, 244, 1, 6].into()].into();
+        let start = Instant::now();
+        let mut departed = DepartedPods::default();
+        departed.follow(&all, delivered(&all), start);
+        assert_eq!(departed.added_to(&all), all);
+
+        departed.follow(&fewer, delivered(&all), start);
+        departed.retain_there(&there, start);
+        let kept = departed.added_to(&fewer);
+        assert_eq!(
+            pods_of(&kept),
+            ["10.244.1.5 1", "10.244.1.5 1", "10.244.1.6 0"]
+        );
+
+        departed.retain_there(&there, start + KEPT - Duration::from_secs(1));
+        assert_eq!(departed.added_to(&fewer), kept);
+        departed.retain_there(&there, start + KEPT);
+        assert_eq!(departed.added_to(&fewer), fewer);
+
+        departed.follow(&all, delivered(&all), start);
+        departed.follow(&fewer, delivered(&all), start);
+        departed.retain_there(&[[10, 244, 1, 5].into()].into(), start);
+        assert_eq!(departed.added_to(&fewer), fewer, "it has gone");
+    }
+
+    #[test]
+    fn pod_that_comes_back_has_its_own_weight() {
+        let all = services(SERVICES);
+        let none = services(&SERVICES.replace(
+            "\n      - {address: 10.244.1.5, node: 10.0.0.1}\n      - {address: 10.244.1.6, node: 10.0.0.1}\n",
+            " []\n",
+        ));
+        let mut departed = DepartedPods::default();
+        // Those of an earlier agent are known by the tables alone.
+        departed.follow(&none, delivered(&all), Instant::now());
+        let kept = pods_of(&departed.added_to(&none));
+        assert_eq!(kept, ["10.244.1.5 1", "10.244.1.5 0", "10.244.1.6 0"]);
+        departed.follow(&all, delivered(&all), Instant::now());
+        assert_eq!(departed.added_to(&all), all);
+    }
+
+    #[test]
+    fn datagrams_and_services_that_have_gone_keep_no_pods() {
+        let all = services(SERVICES);
+        let no_dns = services(&SERVICES.replace(
+            "protocol: udp\n    backends: [{address: 10.244.1.5, node: 10.0.0.1}]",
+            "protocol: udp\n    backends: []",
+        ));
+        let mut departed = DepartedPods::default();
+        departed.follow(&no_dns, delivered(&all), Instant::now());
+        assert_eq!(departed.added_to(&no_dns), no_dns);
+        departed.follow(&Services::new(), |_| Vec::new(), Instant::now());
+        assert!(departed.pods.is_empty());
+    }
+}

@@ -1,0 +1,422 @@
+//! Slots that have had other owners, at the edge: which owner gets a packet.
+
+mod returned;
+
+use std::net::IpAddr;
+
+use xdp_prog::{
+    abi::{BACKEND_DOWN, Backend, MAX_PAST_OWNERS, MODE_IPIP, Past, Pin, SERVICE_PODS, Tuple},
+    process::Action,
+    reason::{ReplyReason, ToNodeReason},
+};
+
+use super::{
+    super::{
+        packet::{ACK, End, FIN, Link, Packet, RST, SYN},
+        tables::{TableSet, address_key},
+    },
+    BACK, Case, Draft, EDGE_V4, EDGE_V6, IN, TCP, TO_NODE_V4, VIP_V4, VIP_V6, case, client,
+    counted, hop,
+    pods::pod,
+    reset_of_syn, v4, v6, way,
+};
+
+const SERVICE: u32 = 29;
+const PORT: u16 = 7200;
+/// The owner of the only slot, and those before it, the newest first.
+const CURRENT: u32 = 20;
+const PAST: [u32; 2] = [21, 22];
+const BACKENDS: std::ops::RangeInclusive<u32> = CURRENT..=23;
+/// Place of the list in the history.
+const LIST: u32 = 4;
+
+/// Inner and outer family.
+#[derive(Clone, Copy)]
+struct Kind {
+    name: &'static str,
+    vip: IpAddr,
+    is_outer_v4: bool,
+}
+
+const KINDS: [Kind; 4] = [
+    kind("v4_in_v4", VIP_V4, true),
+    kind("v4_in_v6", VIP_V4, false),
+    kind("v6_in_v4", VIP_V6, true),
+    kind("v6_in_v6", VIP_V6, false),
+];
+
+const fn kind(name: &'static str, vip: IpAddr, is_outer_v4: bool) -> Kind {
+    Kind {
+        name,
+        vip,
+        is_outer_v4,
+    }
+}
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for kind in KINDS {
+        cases.extend(first_tries(kind));
+        cases.extend(pinned(kind));
+    }
+    cases.extend(lists(KINDS[0]));
+    cases.extend(without_owner(KINDS[0]));
+    cases.extend(returned::cases());
+    cases
+}
+
+impl Kind {
+    fn to(self) -> End {
+        (self.vip, PORT)
+    }
+
+    fn node(self, id: u32) -> IpAddr {
+        let host = 100 + u8::try_from(id).unwrap();
+        if self.is_outer_v4 {
+            v4(192, 0, 2, host)
+        } else {
+            v6(0xe, host.into())
+        }
+    }
+
+    fn edge(self) -> IpAddr {
+        if self.is_outer_v4 { EDGE_V4 } else { EDGE_V6 }
+    }
+
+    fn backend(self, id: u32) -> Backend {
+        let host = u8::try_from(id).unwrap();
+        let address = match self.vip {
+            IpAddr::V4(_) => v4(10, 244, 3, host),
+            IpAddr::V6(_) => v6(0xb, host.into()),
+        };
+        Backend {
+            next_hop: id,
+            ..pod(address, self.node(id), 0)
+        }
+    }
+
+    fn tag(self, id: u32, tries: u32) -> u16 {
+        self.backend(id).tag | u16::try_from(tries << 11).unwrap()
+    }
+
+    fn segment(self, flags: u8) -> Packet {
+        Packet::segment(client(self.to()), self.to(), flags, b"data")
+    }
+
+    fn flow(self) -> Tuple {
+        let from = client(self.to());
+        let (source, destination) = (address_key(from.0), address_key(self.vip));
+        let (from, to) = (from.1.to_be_bytes(), PORT.to_be_bytes());
+        Tuple::new(source, destination, from, to, TCP)
+    }
+
+    fn pin(self, id: u32) -> Pin {
+        Pin::new(&self.flow(), id, &self.backend(id))
+    }
+
+    /// Begins a case in a world where the slot has had two other owners.
+    fn case(self, name: &str, input: Vec<u8>) -> Draft {
+        let install = move |tables: &mut TableSet| {
+            for id in BACKENDS {
+                tables.backends[id as usize] = self.backend(id);
+                tables.next_hops[id as usize] = hop(&to_node(id), self.edge());
+            }
+            tables.service(SERVICE, self.to(), TCP, MODE_IPIP, &[CURRENT]);
+            tables.service[SERVICE as usize].flags = SERVICE_PODS;
+            tables.set_past(SERVICE, LIST, &PAST);
+        };
+        case(format!("{}_{name}", self.name), input).with(install)
+    }
+
+    /// Begins a case with a segment of the client.
+    fn begin(self, name: &str, flags: u8) -> Draft {
+        self.case(name, IN.carry(&self.segment(flags)))
+    }
+
+    /// The frame in which a node returns a segment that was sent to a backend there.
+    fn returned_by(self, id: u32, tries: u32) -> Vec<u8> {
+        IN.carry(&self.return_of(id, tries))
+    }
+
+    fn return_of(self, id: u32, tries: u32) -> Packet {
+        let outer = self.segment(ACK).next_hop();
+        let outer = outer.within(self.node(id), self.edge());
+        outer.tag(0x8000 | self.tag(id, tries))
+    }
+
+    /// The frame that goes to a backend.
+    fn sent_to(self, id: u32, tries: u32, packet: &Packet) -> Vec<u8> {
+        let outer = packet.next_hop().within(self.edge(), self.node(id));
+        to_node(id).carry(&outer.tag(self.tag(id, tries)))
+    }
+
+    /// The client's segment goes to a backend for the first time.
+    fn sends(self, draft: Draft, flags: u8, id: u32, tries: u32) -> Case {
+        let packet = self.segment(flags);
+        let output = self.sent_to(id, tries, &packet);
+        draft.transmits(way(SERVICE, id), &packet, output)
+    }
+
+    /// The returned segment goes to a backend.
+    fn retries(self, draft: Draft, id: u32, tries: u32) -> Case {
+        let output = self.sent_to(id, tries, &self.segment(ACK));
+        let counts = counted(ToNodeReason::Retried.index());
+        draft.ends(Action::Transmit, output, counts)
+    }
+}
+
+fn to_node(id: u32) -> Link<'static> {
+    Link {
+        destination: [0x02, 0, 0, 0, 0x0e, u8::try_from(id).unwrap()],
+        ..TO_NODE_V4
+    }
+}
+
+/// Marks the slot as one whose flows may have pins.
+fn mark(tables: &mut TableSet) {
+    let slot = tables.only_slot(SERVICE) as usize;
+    tables.pasts[slot] = tables.pasts[slot].pinned();
+}
+
+fn keep(kind: Kind, pin: Pin) -> impl Fn(&mut TableSet) {
+    move |tables| {
+        mark(tables);
+        tables.pins[0].insert(kind.flow(), pin);
+    }
+}
+
+fn keep_young(kind: Kind, pin: Pin) -> impl Fn(&mut TableSet) {
+    move |tables| {
+        mark(tables);
+        tables.pins[1].insert(kind.flow(), pin);
+    }
+}
+
+/// A new connection goes to the current owner, everything else too, with a try for each owner.
+fn first_tries(kind: Kind) -> Vec<Case> {
+    let syn = kind.begin("syn_goes_to_the_current_owner_without_tries", SYN);
+    let mut cases = vec![kind.sends(syn, SYN, CURRENT, 0)];
+    for (name, flags) in [
+        ("ack", ACK),
+        ("fin", FIN | ACK),
+        ("rst", RST),
+        ("syn_ack", SYN | ACK),
+    ] {
+        let name = format!("{name}_goes_to_the_current_owner_with_all_tries");
+        let draft = kind.begin(&name, flags);
+        cases.push(kind.sends(draft, flags, CURRENT, 3));
+    }
+    cases
+}
+
+/// A pin sends the flow's segments to the owner that has the connection.
+fn pinned(kind: Kind) -> Vec<Case> {
+    let (pin, flow) = (kind.pin(PAST[1]), kind.flow());
+    let ack = |name: &str| kind.begin(name, ACK);
+    let other = Pin::new(&flow, PAST[1], &kind.backend(PAST[0]));
+    let down = move |tables: &mut TableSet| {
+        tables.backends[PAST[1] as usize].flags |= BACKEND_DOWN;
+    };
+    let current = |draft: Draft| kind.sends(draft, ACK, CURRENT, 3);
+    let unmarked = move |tables: &mut TableSet| {
+        tables.pins[0].insert(flow, pin);
+    };
+    vec![
+        kind.sends(
+            ack("pin_comes_before_the_current_owner").with(keep(kind, pin)),
+            ACK,
+            PAST[1],
+            3,
+        ),
+        kind.sends(
+            ack("young_pin_is_kept_by_the_next_segment").with(keep_young(kind, pin)),
+            ACK,
+            PAST[1],
+            3,
+        )
+        .pins([[(flow, pin)].into(), [].into()]),
+        kind.sends(
+            kind.begin("syn_takes_a_pin_away", SYN)
+                .with(keep(kind, pin)),
+            SYN,
+            CURRENT,
+            0,
+        )
+        .pins([[].into(), [].into()]),
+        kind.sends(
+            kind.begin("syn_takes_a_young_pin_away", SYN)
+                .with(keep_young(kind, pin)),
+            SYN,
+            CURRENT,
+            0,
+        )
+        .pins([[].into(), [].into()]),
+        current(ack("pins_are_not_looked_for_where_there_are_none").with(unmarked)),
+        current(ack("pin_to_a_backend_whose_id_is_anothers_is_none").with(keep(kind, other))),
+        current(
+            ack("pin_to_a_node_that_is_unreachable_is_none")
+                .with(keep(kind, pin))
+                .with(down),
+        ),
+        current(
+            ack("pin_to_an_id_beyond_the_table_is_none").with(keep(kind, Pin(pin.0 | 0xffff_0000))),
+        ),
+    ]
+}
+
+/// Lists of other lengths, and those that cannot be.
+fn lists(kind: Kind) -> Vec<Case> {
+    let ack = |name: &str| kind.begin(name, ACK);
+    let longest = |tables: &mut TableSet| {
+        let owners = PAST.repeat(MAX_PAST_OWNERS as usize / 2);
+        tables.set_past(SERVICE, LIST, &owners);
+    };
+    let word = |word| {
+        move |tables: &mut TableSet| {
+            let slot = tables.only_slot(SERVICE) as usize;
+            tables.pasts[slot] = Past(word);
+        }
+    };
+    let moved = |owner| {
+        move |tables: &mut TableSet| {
+            tables.set_owner(SERVICE, owner);
+            tables.set_past(SERVICE, LIST, &[CURRENT, PAST[0], PAST[1]]);
+        }
+    };
+    vec![
+        kind.sends(
+            ack("longest_list_has_fifteen_tries").with(longest),
+            ACK,
+            CURRENT,
+            15,
+        ),
+        kind.sends(
+            ack("list_of_one_has_two_tries").with(|tables| tables.set_past(SERVICE, LIST, &[21])),
+            ACK,
+            CURRENT,
+            2,
+        ),
+        kind.sends(
+            ack("count_of_fifteen_is_no_list").with(word(0xf000_0000 | LIST)),
+            ACK,
+            CURRENT,
+            0,
+        ),
+        kind.sends(
+            ack("empty_list_has_no_tries").with(word(LIST)),
+            ACK,
+            CURRENT,
+            0,
+        ),
+        kind.retries(
+            kind.case(
+                "list_beyond_the_history_has_no_owners",
+                kind.returned_by(CURRENT, 3),
+            )
+            .with(word(2 << 28 | 0x03ff_fff0)),
+            CURRENT,
+            0,
+        ),
+        kind.retries(
+            kind.case(
+                "owner_beyond_the_table_is_passed_over",
+                kind.returned_by(CURRENT, 3),
+            )
+            .with(|tables| tables.set_past(SERVICE, LIST, &[99_999, PAST[1]])),
+            PAST[1],
+            1,
+        )
+        .pins([[].into(), [(kind.flow(), kind.pin(PAST[1]))].into()]),
+        // The tries are counted from the list's end.
+        kind.retries(
+            kind.case(
+                "list_that_grows_on_the_way_shifts_nothing",
+                kind.returned_by(PAST[0], 2),
+            )
+            .with(moved(23)),
+            PAST[1],
+            1,
+        )
+        .pins([[].into(), [(kind.flow(), kind.pin(PAST[1]))].into()]),
+        kind.retries(
+            kind.case("owner_that_becomes_a_past_one_on_the_way_is_known", {
+                kind.returned_by(CURRENT, 3)
+            })
+            .with(moved(23)),
+            PAST[0],
+            2,
+        )
+        .pins([[].into(), [(kind.flow(), kind.pin(PAST[0]))].into()]),
+    ]
+}
+
+/// A service that has lost all of its backends still has their connections.
+fn without_owner(kind: Kind) -> Vec<Case> {
+    let none = |tables: &mut TableSet| {
+        tables.set_owner(SERVICE, 0);
+        tables.set_past(SERVICE, LIST, &PAST);
+    };
+    let down = |tables: &mut TableSet| {
+        tables.backends[PAST[0] as usize].flags |= BACKEND_DOWN;
+    };
+    let all_down = move |tables: &mut TableSet| {
+        down(tables);
+        tables.backends[PAST[1] as usize].flags |= BACKEND_DOWN;
+    };
+    let syn = kind.segment(SYN);
+    let refused = BACK.carry(&reset_of_syn(kind.to(), 4));
+    let mut header = etherparse::TcpHeader::new(kind.to().1, client(kind.to()).1, 0, 0);
+    header.rst = true;
+    let reset = Packet::tcp_with(kind.to(), client(kind.to()), header, &[]).fresh();
+    vec![
+        kind.case("syn_without_a_current_owner_is_refused", IN.carry(&syn))
+            .with(none)
+            .replies(ReplyReason::Reset, refused),
+        kind.sends(
+            kind.begin(
+                "ack_without_a_current_owner_goes_to_the_newest_past_one",
+                ACK,
+            )
+            .with(none),
+            ACK,
+            PAST[0],
+            2,
+        ),
+        kind.sends(
+            kind.begin(
+                "ack_without_a_current_owner_passes_over_a_node_that_is_down",
+                ACK,
+            )
+            .with(none)
+            .with(down),
+            ACK,
+            PAST[1],
+            1,
+        ),
+        kind.begin("ack_without_any_owner_is_refused", ACK)
+            .with(none)
+            .with(all_down)
+            .replies(ReplyReason::Reset, BACK.carry(&reset)),
+        kind.retries(
+            kind.case(
+                "return_without_a_current_owner_goes_on",
+                kind.returned_by(PAST[0], 2),
+            )
+            .with(none),
+            PAST[1],
+            1,
+        )
+        .pins([[].into(), [(kind.flow(), kind.pin(PAST[1]))].into()]),
+        kind.retries(
+            kind.case(
+                "return_of_a_pin_without_a_current_owner_begins_at_the_newest",
+                kind.returned_by(PAST[1], 3),
+            )
+            .with(none)
+            .with(keep(kind, kind.pin(PAST[1]))),
+            PAST[0],
+            2,
+        )
+        .pins([[].into(), [(kind.flow(), kind.pin(PAST[0]))].into()]),
+    ]
+}

@@ -1,0 +1,266 @@
+//! Past owners of slots, and the flows that are pinned to one of them.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::check::mix;
+use super::{AddressKey, Backend, Tag, Tuple, plain_data};
+use crate::words::{join_u32, split_u64, words};
+
+plain_data! {
+    Past: 4,
+    PastPair: 8,
+    PastOwner: 8,
+    Pin: 8,
+}
+
+/// Largest number of past owners in a slot's list. After them, a packet is tried at the current owner again.
+pub const MAX_PAST_OWNERS: u32 = Tag::MAX_TRIES - 1;
+
+/// How long an owner stays in a slot's list after it has ceased to own the slot, in seconds.
+pub const PAST_OWNER_SECONDS: u32 = 24 * 3600;
+
+/// Where the past owners of a slot are listed, in one word that is replaced at once; all zero for none.
+///
+/// ```text
+/// 31       30     26 25                  0
+/// | count (4) | pinned | zero | first entry in HISTORY (26) |
+/// ```
+///
+/// *Pinned* says that flows of the slot may have pins. Programs set it, and user space keeps it.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(transparent)]
+pub struct Past(pub u32);
+
+impl Past {
+    /// Width of the offset in bits: `HISTORY` has at most 2^26 entries.
+    pub const OFFSET_BITS: u32 = 26;
+    const COUNT_SHIFT: u32 = 28;
+    const PINNED: u32 = 1 << 27;
+
+    /// Makes the word of a list of at most [`MAX_PAST_OWNERS`] entries.
+    #[inline(always)]
+    pub const fn new(offset: u32, count: u32) -> Self {
+        debug_assert!(offset < 1 << Self::OFFSET_BITS && count <= MAX_PAST_OWNERS);
+        Self(count << Self::COUNT_SHIFT | offset)
+    }
+
+    /// Returns the number of past owners. A count that cannot be is none.
+    #[inline(always)]
+    pub const fn count(self) -> u32 {
+        let count = self.0 >> Self::COUNT_SHIFT;
+        if count > MAX_PAST_OWNERS { 0 } else { count }
+    }
+
+    /// Returns the index of the newest past owner in `HISTORY`; the older ones follow.
+    #[inline(always)]
+    pub const fn offset(self) -> u32 {
+        self.0 & ((1 << Self::OFFSET_BITS) - 1)
+    }
+
+    /// Tells whether flows of the slot may have pins.
+    #[inline(always)]
+    pub const fn is_pinned(self) -> bool {
+        self.0 & Self::PINNED != 0
+    }
+
+    /// Returns the word of a slot whose flows may have pins.
+    #[inline(always)]
+    #[must_use]
+    pub const fn pinned(self) -> Self {
+        Self(self.0 | Self::PINNED)
+    }
+}
+
+/// The words of two neighbouring slots, the even one first, as in [`SlotPair`](super::SlotPair).
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(transparent)]
+pub struct PastPair(pub u64);
+
+impl PastPair {
+    /// Makes a pair.
+    #[inline(always)]
+    pub const fn new([even, odd]: [Past; 2]) -> Self {
+        Self(join_u32(even.0, odd.0))
+    }
+
+    /// Returns the word of the slot with this index.
+    #[inline(always)]
+    pub const fn of(self, index: u32) -> Past {
+        let [even, odd] = split_u64(self.0);
+        Past(if index & 1 == 0 { even } else { odd })
+    }
+
+    /// Returns the pair in which the slot with this index may have pins.
+    #[inline(always)]
+    #[must_use]
+    pub const fn pinned(self, index: u32) -> Self {
+        let [even, odd] = split_u64(self.0);
+        if index & 1 == 0 {
+            Self(join_u32(Past(even).pinned().0, odd))
+        } else {
+            Self(join_u32(even, Past(odd).pinned().0))
+        }
+    }
+}
+
+/// An entry of `HISTORY`: a backend that owned slots; all zero for none.
+///
+/// ```text
+/// 63 62                        32 31      0
+/// | zero | second of its end (31) | backend's id |
+/// ```
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+)]
+#[repr(transparent)]
+pub struct PastOwner(pub u64);
+
+impl PastOwner {
+    /// Makes the entry of a backend that ceased to own in this second of the monotonic clock.
+    pub const fn new(backend: u32, second: u32) -> Self {
+        Self((second as u64 & 0x7fff_ffff) << 32 | backend as u64)
+    }
+
+    /// Returns the backend's id.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the low half")]
+    pub const fn backend(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// Returns the second in which it ceased to own.
+    pub const fn second(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// The backend that a flow is pinned to, and a check of flow and backend, in one word that is read with one load.
+///
+/// The check reveals an element that the kernel has recycled for another flow, and an id that is another backend's by
+/// now.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(transparent)]
+pub struct Pin(pub u64);
+
+impl Pin {
+    /// Pins a flow, with the tuple of its packets as the client sends them, to a backend.
+    #[inline(always)]
+    pub const fn new(flow: &Tuple, id: u32, backend: &Backend) -> Self {
+        Self((Self::check(flow, backend) as u64) << 32 | id as u64)
+    }
+
+    /// Returns the backend's id.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the low half")]
+    pub const fn backend(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// Tells whether this is a pin of the flow, to the backend that has its id.
+    #[inline(always)]
+    pub const fn is_of(self, flow: &Tuple, backend: &Backend) -> bool {
+        (self.0 >> 32) as u32 == Self::check(flow, backend)
+    }
+
+    #[inline(always)]
+    const fn check(flow: &Tuple, backend: &Backend) -> u32 {
+        let AddressKey([a, b]) = backend.pod;
+        let [c, d] = words(backend.address);
+        let port = u16::from_ne_bytes(backend.port) as u64;
+        let of_backend = mix(mix(mix(mix(a) ^ b) ^ c) ^ d) ^ port;
+        (mix(of_backend ^ flow.check() as u64) >> 32) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn past_keeps_its_fields_apart() {
+        let past = Past::new((1 << 26) - 1, 0);
+        assert_eq!((past.offset(), past.count()), ((1 << 26) - 1, 0));
+        let past = Past::new(0, MAX_PAST_OWNERS);
+        assert_eq!((past.offset(), past.count()), (0, 14));
+        assert!(!past.is_pinned());
+        let pinned = past.pinned();
+        assert!(pinned.is_pinned());
+        assert_eq!((pinned.offset(), pinned.count()), (0, 14));
+        assert_eq!(Past(u32::MAX).count(), 0, "a count of 15 cannot be");
+    }
+
+    #[test]
+    fn pair_holds_the_words_of_an_even_slot_and_the_next() {
+        let (even, odd) = (Past::new(7, 2), Past::new(9, 3));
+        let pair = PastPair::new([even, odd]);
+        assert_eq!((pair.of(4), pair.of(5)), (even, odd));
+        assert_eq!(pair.pinned(4), PastPair::new([even.pinned(), odd]));
+        assert_eq!(pair.pinned(5), PastPair::new([even, odd.pinned()]));
+    }
+
+    #[test]
+    fn past_owner_keeps_its_fields_apart() {
+        let owner = PastOwner::new(u32::MAX, 0);
+        assert_eq!((owner.backend(), owner.second()), (u32::MAX, 0));
+        let owner = PastOwner::new(0, 0x7fff_ffff);
+        assert_eq!((owner.backend(), owner.second()), (0, 0x7fff_ffff));
+    }
+
+    #[test]
+    fn pin_is_of_its_flow_and_backend_alone() {
+        let address = |byte| AddressKey::v4([10, 0, 0, byte]);
+        let flow = |port| Tuple::new(address(1), address(2), [156, port], [0, 80], 6);
+        let backend = Backend {
+            address: [1; 16],
+            pod: address(3),
+            port: [31, 144],
+            ..Backend::default()
+        };
+        let pin = Pin::new(&flow(1), 77, &backend);
+        assert_eq!(pin.backend(), 77);
+        assert!(pin.is_of(&flow(1), &backend));
+        assert!(!pin.is_of(&flow(2), &backend));
+        for other in [
+            Backend {
+                address: [2; 16],
+                ..backend
+            },
+            Backend {
+                pod: address(4),
+                ..backend
+            },
+            Backend {
+                port: [31, 145],
+                ..backend
+            },
+        ] {
+            assert!(!pin.is_of(&flow(1), &other), "{other:?}");
+        }
+        // Whatever changes in an entry that a live backend has, its pins stay.
+        let moved = Backend {
+            next_hop: 9,
+            flags: 9,
+            owner: 9,
+            ..backend
+        };
+        assert!(pin.is_of(&flow(1), &moved));
+    }
+}

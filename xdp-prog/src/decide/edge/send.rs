@@ -1,0 +1,110 @@
+//! Sends a packet to the backend that [`past`](super::past) or [`returned`](super::returned) has chosen.
+
+use crate::{
+    abi::{BACKEND_POD, MODE_IPIP, Tag},
+    decide::edge::balance::forward,
+    frame::Frame,
+    ip::{Ip, with_packet},
+    parse::Packet,
+    reason::DropReason,
+    verdict::{Owner, Verdict},
+    wire::protocol,
+    world::{HandOver, World},
+};
+
+/// How a packet is tried at a backend, in one word.
+///
+/// ```text
+/// 31              16 15  5     4   3     0
+/// | low half of hash | zero | retry | tries |
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Try(pub u32);
+
+impl Try {
+    const RETRY: u32 = Tag::MAX_TRIES + 1;
+
+    /// The first try of a flow with this hash, after which so many are left.
+    #[inline(always)]
+    pub const fn first(hash: u32, tries: u32) -> Self {
+        Self(hash << 16 | tries)
+    }
+
+    /// A try of a packet that was returned, after which so many are left.
+    #[inline(always)]
+    pub const fn again(tries: u32) -> Self {
+        Self(tries | Self::RETRY)
+    }
+
+    /// Returns how many tries are left.
+    #[inline(always)]
+    pub const fn left(self) -> u32 {
+        self.0 & Tag::MAX_TRIES
+    }
+
+    /// Tells whether the packet was returned before.
+    #[inline(always)]
+    pub const fn is_retry(self) -> bool {
+        self.0 & Self::RETRY != 0
+    }
+
+    /// Returns the flow's bits for the outer source.
+    #[inline(always)]
+    const fn hash(self) -> u32 {
+        self.0 >> 16
+    }
+}
+
+/// Decides about a bare packet whose backend was chosen. The result says too whether the packet was returned before.
+#[inline(always)]
+pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> (Verdict<'t>, bool) {
+    let known = tables.handed_over();
+    let is_retry = Try(known.detail).is_retry();
+    let verdict = with_packet!(frame,
+        packet => send(tables, &packet, known),
+        reason => Verdict::Pass(reason));
+    match verdict {
+        // The frame has been on the way to a node. Where it would be sent back to is not the client.
+        Verdict::Answer(_) if is_retry => (Verdict::Drop(DropReason::MtuExceeded), true),
+        verdict => (verdict, is_retry),
+    }
+}
+
+#[inline(always)]
+fn send<'t, A: Ip, T: World>(tables: &'t T, packet: &Packet<A>, known: HandOver) -> Verdict<'t> {
+    let attempt = Try(known.detail);
+    if packet.protocol != protocol::TCP {
+        return Verdict::Drop(DropReason::TableChanged);
+    }
+    let Some(backend) = tables.backend(known.backend) else {
+        return Verdict::Drop(DropReason::TableChanged);
+    };
+    let owner = Owner {
+        service: known.service,
+        id: known.backend,
+        backend,
+        hash: attempt.hash(),
+    };
+    let flow = packet.flow_of(known.ports);
+    // A retry is no hop more.
+    let packet = Packet {
+        hop_limit: if attempt.is_retry() {
+            u8::MAX
+        } else {
+            packet.hop_limit
+        },
+        ..*packet
+    };
+    match forward(tables, &packet, &flow, MODE_IPIP, &owner) {
+        Ok(Verdict::Forward(mut forward)) => {
+            // Only a Guideway node returns packets. It returns them to their outer source, and no route need lead to
+            // one that differs from flow to flow.
+            if backend.flags & BACKEND_POD != 0 && forward.hop.spread == 0 {
+                forward.tag |= Tag::tries_bits(attempt.left());
+            }
+            Verdict::Forward(forward)
+        }
+        Ok(verdict) => verdict,
+        Err(reason) => Verdict::Drop(reason),
+    }
+}

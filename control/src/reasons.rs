@@ -170,10 +170,10 @@ explanations! {
             "A router marked the outer header for congestion, and the packet inside cannot carry the mark (RFC 6040).";
             "Some are normal on a busy path. If there are many, look for the congested link between edge and node.";
         "return_limited": "returned, more than are tried";
-            "Nodes return more segments of connections that they do not know than this edge looks for the owners of: ten thousand a second on each CPU.";
-            "After a change of backends, clients send again. Without one, somebody sends segments of no connection: see where from with `guideway capture reason return_limited`.";
+            "More segments of connections that no node knows than this node returns, or this edge looks for the owners of: ten thousand a second on each CPU.";
+            "After a change of backends, clients send again. Without one, somebody sends segments of no connection: see where from with `guideway capture reason return_limited -w FILE`.";
         "return_refused": "returned by another node";
-            "A packet claims to be returned, but it does not come from the node that it was sent to, or not to this edge.";
+            "A packet claims to be returned, but it does not come from the node that it was sent to. When a pinned connection ends, those of its segments that are under way are among them: the client sends them again.";
             "A few are normal while backends change. If there are many, somebody forges them: let no other machine send from the nodes' addresses.";
         "return_unexpected": "returned, but never sent so";
             "A packet claims to be returned, but with more tries left than its slot has had owners, or with none.";
@@ -310,7 +310,7 @@ explanations! {
     to_node {
         "retried": "returned, next owner is tried";
             "A node returned a segment whose connection it does not know, and this edge sends it to another backend that has owned the flow's slot, or to the present one again.";
-            "Nothing, after backends of a service have changed: each connection of a backend that lost its slot is looked for once. If it goes on without a change, look for the clients of dead connections with `guideway capture to_node`.";
+            "Nothing, after backends of a service have changed: each connection of a backend that lost its slot is looked for once. If it goes on without a change, look for the clients of dead connections with `guideway capture to_node -w FILE`.";
     }
     punt {
         "punted_fragment": "early fragment, to the agent";

@@ -38,11 +38,11 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 4 MiB, 64 KiB of a source, half a second.
+    /// 4 MiB, 128 KiB of a source, half a second. The largest datagram in packets of 1500 bytes takes 80 KiB.
     fn default() -> Self {
         Self {
             bytes: 4 << 20,
-            bytes_of_source: 64 << 10,
+            bytes_of_source: 128 << 10,
             wait: Duration::from_millis(500),
         }
     }

@@ -238,6 +238,9 @@ fn hand_to_pod<F: FrameMut, T: World>(
 /// Returns a packet whose connection is not known here.
 #[inline(always)]
 fn return_to_edge<F: FrameMut, T: World>(frame: &mut F, tables: &T) -> Result<Action, DropReason> {
+    if !returned::take_allowance(tables) {
+        return Err(DropReason::ReturnLimited);
+    }
     rewrite::send_back(frame)?;
     tables.count_reason(ReplyReason::Returned.index());
     Ok(Action::Transmit)

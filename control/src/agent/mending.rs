@@ -46,7 +46,7 @@ impl Mending {
         loaded: &mut Loaded,
         wanted: Option<Limits>,
         queues: BTreeSet<Queue>,
-        punted: u64,
+        punted: impl Fn() -> u64,
     ) -> Result<(), String> {
         let is_other =
             |running: &mut Running| Some(running.limits) != wanted || !running.mend.is_alive();
@@ -59,9 +59,11 @@ impl Mending {
             return self.remove_pair();
         };
         if self.running.is_none() {
+            self.is_pair_removed = false;
+            // A former thread takes packets until it has ended.
+            let punted = punted();
             let mend = Mend::start(loaded, limits).map_err(|error| chain(&error))?;
             tracing::info!(?limits, "packets are mended");
-            self.is_pair_removed = false;
             self.running = Some(Running {
                 mend,
                 limits,
@@ -116,10 +118,12 @@ impl Agent {
             Some(_) => self.queues(),
             None => BTreeSet::new(),
         };
-        let punted = self.tables.punted();
+        let tables = &self.tables;
         let outcome = self
             .mending
-            .follow(&mut self.attachments.loaded, wanted, queues, punted);
+            .follow(&mut self.attachments.loaded, wanted, queues, || {
+                tables.punted()
+            });
         (Item::Mend, outcome)
     }
 

@@ -170,6 +170,7 @@ fn apparmor_profile_gives_the_capabilities_and_paths_that_the_chart_gives() {
     let objects = Objects::render(&[
         "agent.appArmorProfile.type=Localhost",
         "agent.appArmorProfile.localhostProfile=guideway",
+        "agent.extraConfig.mend=on",
     ]);
     let agent = container(objects.agent_pod(), "agent");
     let security = &agent["securityContext"];

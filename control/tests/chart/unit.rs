@@ -96,7 +96,7 @@ fn unit_gives_the_capabilities_that_the_chart_gives() {
         .split_whitespace()
         .map(|name| name.strip_prefix("CAP_").unwrap().to_owned())
         .collect();
-    let objects = Objects::render(&[]);
+    let objects = Objects::render(&["agent.extraConfig.mend=on"]);
     let security = &container(objects.agent_pod(), "agent")["securityContext"];
     let added = security["capabilities"]["add"].as_array().unwrap().iter();
     let added: BTreeSet<_> = added

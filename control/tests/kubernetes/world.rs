@@ -319,13 +319,16 @@ kubernetes: {{ node_name: {}, healthz: \"127.0.0.1:9751\", external_ips: [10.99.
         rows
     }
 
-    /// Returns the addresses of the pods that the agent has for a Service.
+    /// Returns the addresses of the pods that get new connections to a Service. The node of a pod that left it still
+    /// delivers to it.
     pub(crate) fn pods_of(&self, service: &str) -> BTreeSet<IpAddr> {
         let address = |row: &Value| {
             let backend = row["backend"].as_str().unwrap();
             backend.parse::<SocketAddr>().unwrap().ip()
         };
-        self.backends_of(service).iter().map(address).collect()
+        let rows = self.backends_of(service);
+        let chosen = rows.iter().filter(|row| row["weight"] != 0);
+        chosen.map(address).collect()
     }
 
     /// Reads the metrics.

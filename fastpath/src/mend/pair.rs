@@ -23,6 +23,10 @@ const SENDING_END: &str = "guideway-mend";
 /// The end at which mended frames come back.
 pub const MENDED_END: &str = "guideway-mended";
 const KIND: &str = "veth";
+/// MACs of the ends, of those that nobody assigns (RFC 9542 section 2.1). Without MACs of ours, udev would give others
+/// to both after they were read.
+const SENDING_MAC: [u8; 6] = [0x02, 0x67, 0x77, 0x6d, 0, 1];
+const MENDED_MAC: [u8; 6] = [0x02, 0x67, 0x77, 0x6d, 0, 2];
 /// What the longest punted frame takes, rounded up.
 const MTU: u32 = 4000;
 
@@ -149,6 +153,7 @@ fn create() -> Result<(), RequestError> {
     let mut peer = header(0, 0).to_vec();
     put_attribute(&mut peer, libc::IFLA_IFNAME, &text(MENDED_END));
     put_attribute(&mut peer, libc::IFLA_MTU, &MTU.to_ne_bytes());
+    put_attribute(&mut peer, libc::IFLA_ADDRESS, &MENDED_MAC);
     let data = nested(&[(PEER, &peer)]);
     let info = nested(&[
         (libc::IFLA_INFO_KIND, KIND.as_bytes()),
@@ -158,6 +163,7 @@ fn create() -> Result<(), RequestError> {
     let request = Request::new(libc::RTM_NEWLINK, flags, &header(0, 0))
         .attribute(libc::IFLA_IFNAME, &text(SENDING_END))
         .attribute(libc::IFLA_MTU, &MTU.to_ne_bytes())
+        .attribute(libc::IFLA_ADDRESS, &SENDING_MAC)
         .attribute(libc::IFLA_LINKINFO | NLA_F_NESTED, &info);
     ask(request)
 }
@@ -165,8 +171,10 @@ fn create() -> Result<(), RequestError> {
 /// Gives both ends their settings, and switches them on. The settings come by netlink, for a container must not write
 /// to /proc/sys.
 fn set_up(device: u32, sending: u32) -> Result<(), RequestError> {
-    let filters = fs::read_to_string("/proc/sys/net/ipv4/conf/all/rp_filter");
-    let filters = filters.is_ok_and(|text| text.trim() != "0");
+    let filters = ["all", "default"].into_iter().any(|of| {
+        let setting = fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{of}/rp_filter"));
+        setting.is_ok_and(|text| text.trim() != "0")
+    });
     // Loose where the machine filters at all: the client's way back is never by this device.
     let filter: u32 = if filters { 2 } else { 0 };
     let forwards = u32::from(any_forwards());
@@ -176,17 +184,15 @@ fn set_up(device: u32, sending: u32) -> Result<(), RequestError> {
         (RP_FILTER, &filter.to_ne_bytes()),
     ]);
     let v4 = nested(&[(INET_CONF | NLA_F_NESTED, &conf)]);
-    for (index, families) in [
-        (sending, nested(&[(V6 | NLA_F_NESTED, &no_address)])),
-        (
-            device,
-            nested(&[(V4 | NLA_F_NESTED, &v4), (V6 | NLA_F_NESTED, &no_address)]),
-        ),
-    ] {
-        let request = Request::new(libc::RTM_SETLINK, NLM_F_ACK, &header(index, 0))
-            .attribute(libc::IFLA_AF_SPEC | NLA_F_NESTED, &families);
+    let set = |index: u32, family: u16, settings: &[u8]| {
+        let families = nested(&[(family | NLA_F_NESTED, settings)]);
+        let request = Request::new(libc::RTM_SETLINK, NLM_F_ACK, &header(index, 0));
+        ask(request.attribute(libc::IFLA_AF_SPEC | NLA_F_NESTED, &families))
+    };
+    set(device, V4, &v4)?;
+    for index in [sending, device] {
         // Without IPv6, the kernel knows nothing of its addresses.
-        match ask(request) {
+        match set(index, V6, &no_address) {
             Err(error) if error.errno() == Some(libc::EAFNOSUPPORT) => {}
             outcome => outcome?,
         }

@@ -63,7 +63,7 @@ impl Store {
         }
     }
 
-    /// Holds a packet, or counts why not.
+    /// Holds a packet, or counts why not. Returns what there is no room for and may be the kernel's.
     pub(super) fn hold(
         &mut self,
         now: u64,
@@ -71,27 +71,27 @@ impl Store {
         may_be_kernels: bool,
         frame: Vec<u8>,
         tally: &mut Tally,
-    ) {
+    ) -> Vec<Vec<u8>> {
         let end = fragment.offset + fragment.length;
         if end > LONGEST {
             tally[Outcome::Unreadable as usize] += 1;
-            return;
+            return Vec::new();
         }
         if let Some(datagram) = self.datagrams.get(&fragment.datagram) {
             if datagram.is_spoiled {
                 tally[Outcome::Overlap as usize] += 1;
-                return;
+                return Vec::new();
             }
             match datagram.relation(fragment.offset, end) {
                 Relation::Apart => {}
                 Relation::Same => {
                     tally[Outcome::Duplicate as usize] += 1;
-                    return;
+                    return Vec::new();
                 }
                 Relation::Overlapping => {
                     tally[Outcome::Overlap as usize] += 1;
                     self.spoil(&fragment.datagram, tally);
-                    return;
+                    return Vec::new();
                 }
             }
         }
@@ -99,13 +99,12 @@ impl Store {
         let source = share_of(fragment.source);
         let used = self.sources.get(&source).copied().unwrap_or(0);
         if used + cost > self.limits.bytes_of_source {
-            tally[Outcome::SourceShare as usize] += 1;
-            return;
+            return refuse(frame, may_be_kernels, Outcome::SourceShare, tally);
         }
-        if !self.make_room(cost, tally) {
-            tally[Outcome::OutOfMemory as usize] += 1;
-            return;
+        if cost > self.limits.bytes {
+            return refuse(frame, may_be_kernels, Outcome::OutOfMemory, tally);
         }
+        let passed_on = self.make_room(cost, tally);
         let number = self.next_number;
         let order = &mut self.order;
         let datagram = self.datagrams.entry(fragment.datagram).or_insert_with(|| {
@@ -126,6 +125,7 @@ impl Store {
         *self.sources.entry(source).or_default() += cost;
         self.bytes += cost;
         self.packets += 1;
+        passed_on
     }
 
     /// Takes the packets of a datagram out, in their order in the datagram.
@@ -144,14 +144,7 @@ impl Store {
             if now.saturating_sub(self.datagrams[&key].since) < wait {
                 break;
             }
-            let Some(datagram) = self.remove(&key) else {
-                break;
-            };
-            if datagram.may_be_kernels {
-                passed_on.extend(datagram.frames());
-            } else {
-                tally[Outcome::TimedOut as usize] += datagram.pieces.len() as u64;
-            }
+            passed_on.extend(self.give_up(&key, Outcome::TimedOut, tally));
         }
         passed_on
     }
@@ -170,10 +163,14 @@ impl Store {
         asked
     }
 
-    /// Gives everything up.
-    pub(super) fn clear(&mut self, tally: &mut Tally) {
-        tally[Outcome::Ended as usize] += self.packets as u64;
-        *self = Self::new(self.limits);
+    /// Gives everything up: returns what may be the kernel's, and counts the rest.
+    pub(super) fn clear(&mut self, tally: &mut Tally) -> Vec<Vec<u8>> {
+        let mut passed_on = Vec::new();
+        while let Some((_, key)) = self.order.first_key_value() {
+            let key = *key;
+            passed_on.extend(self.give_up(&key, Outcome::Ended, tally));
+        }
+        passed_on
     }
 
     /// Returns the number of packets.
@@ -208,20 +205,28 @@ impl Store {
         self.datagrams.insert(*key, datagram);
     }
 
-    /// Gives up the datagrams that have waited longest until there is room. Returns whether there is.
-    fn make_room(&mut self, cost: usize, tally: &mut Tally) -> bool {
-        if cost > self.limits.bytes {
-            return false;
-        }
-        while self.bytes + cost > self.limits.bytes {
-            let Some((_, key)) = self.order.first_key_value() else {
-                return false;
-            };
+    /// Gives up the datagrams that have waited longest until there is room. Returns what may be the kernel's.
+    fn make_room(&mut self, cost: usize, tally: &mut Tally) -> Vec<Vec<u8>> {
+        let mut passed_on = Vec::new();
+        while self.bytes + cost > self.limits.bytes
+            && let Some((_, key)) = self.order.first_key_value()
+        {
             let key = *key;
-            let pieces = self.remove(&key).map_or(0, |oldest| oldest.pieces.len());
-            tally[Outcome::OutOfMemory as usize] += pieces as u64;
+            passed_on.extend(self.give_up(&key, Outcome::OutOfMemory, tally));
         }
-        true
+        passed_on
+    }
+
+    /// Removes a datagram: returns its packets if they may be the kernel's, and counts them if not.
+    fn give_up(&mut self, key: &Tuple, outcome: Outcome, tally: &mut Tally) -> Vec<Vec<u8>> {
+        match self.remove(key) {
+            Some(datagram) if datagram.may_be_kernels => datagram.frames(),
+            Some(datagram) => {
+                tally[outcome as usize] += datagram.pieces.len() as u64;
+                Vec::new()
+            }
+            None => Vec::new(),
+        }
     }
 
     fn remove(&mut self, key: &Tuple) -> Option<Datagram> {
@@ -237,6 +242,20 @@ impl Store {
         }
         Some(datagram)
     }
+}
+
+/// Returns a packet that is not held if it may be the kernel's, and counts it if not.
+fn refuse(
+    frame: Vec<u8>,
+    may_be_kernels: bool,
+    outcome: Outcome,
+    tally: &mut Tally,
+) -> Vec<Vec<u8>> {
+    if may_be_kernels {
+        return vec![frame];
+    }
+    tally[outcome as usize] += 1;
+    Vec::new()
 }
 
 /// How a fragment lies to those that are held of its datagram.

@@ -57,6 +57,8 @@ fn piece(from: u8, number: u8, offset: u32, length: u32) -> LaterFragment {
 struct Kept {
     store: Store,
     tally: Tally,
+    /// What there was no room for, and may be the kernel's.
+    passed_on: Vec<Vec<u8>>,
 }
 
 impl Kept {
@@ -64,6 +66,7 @@ impl Kept {
         Self {
             store: Store::new(limits),
             tally: Tally::default(),
+            passed_on: Vec::new(),
         }
     }
 
@@ -74,7 +77,8 @@ impl Kept {
 
     fn hold_as(&mut self, now: u64, piece: &LaterFragment, may_be_kernels: bool, frame: Vec<u8>) {
         let tally = &mut self.tally;
-        self.store.hold(now, piece, may_be_kernels, frame, tally);
+        let passed_on = self.store.hold(now, piece, may_be_kernels, frame, tally);
+        self.passed_on.extend(passed_on);
     }
 
     fn of(&self, outcome: Outcome) -> u64 {
@@ -214,6 +218,40 @@ fn full_memory_gives_up_what_has_waited_longest() {
 }
 
 #[test]
+fn the_largest_datagram_is_held_whole_in_any_order() {
+    let mut kept = Kept::new(Limits::default());
+    for offset in (1..45).rev().map(|number| number * 1480) {
+        let piece = piece(1, 1, offset, 1480.min(65_535 - offset));
+        kept.hold_as(0, &piece, false, vec![0; 1530]);
+    }
+    assert_eq!(kept.store.release(&datagram(source(1), 1)).len(), 44);
+    assert_eq!(kept.total(), 0);
+}
+
+#[test]
+fn what_may_be_the_kernels_is_passed_on_where_there_is_no_room_and_at_the_end() {
+    let mut kept = Kept::new(LIMITS);
+    // The source's share is for eight.
+    for number in 0..9 {
+        kept.hold_as(0, &piece(1, number, 8, 8), true, vec![number; LENGTH]);
+    }
+    assert_eq!(kept.passed_on, [vec![8; LENGTH]]);
+    // The memory is for forty.
+    for number in 0..40 {
+        let from = 2 + number / 8;
+        kept.hold(1, &piece(from, number, 8, 8));
+    }
+    assert_eq!(kept.passed_on.len(), 9);
+    kept.hold_as(2, &piece(9, 1, 8, 8), true, vec![7; LENGTH]);
+    assert_eq!(kept.of(Outcome::OutOfMemory), 1);
+    let rest = kept.store.clear(&mut kept.tally);
+    assert_eq!(rest, [vec![7; LENGTH]]);
+    assert_eq!(kept.of(Outcome::Ended), 39);
+    assert!(kept.store.is_empty());
+    assert_eq!((kept.store.bytes(), kept.store.packets()), (0, 0));
+}
+
+#[test]
 fn packet_that_fits_no_memory_pushes_nothing_out() {
     let mut kept = Kept::new(Limits {
         bytes: NOTES + LENGTH,
@@ -276,12 +314,13 @@ proptest! {
                     came += 1;
                     let piece = piece(from, number, 8 * (1 + offset), 8 * length);
                     kept.hold_as(now, &piece, number % 2 == 0, vec![0; LENGTH]);
+                    left += kept.passed_on.drain(..).len() as u64;
                 }
             }
             prop_assert!(kept.store.bytes() <= LIMITS.bytes);
             prop_assert_eq!(came, left + kept.total() + kept.store.packets() as u64);
         }
-        kept.store.clear(&mut kept.tally);
+        left += kept.store.clear(&mut kept.tally).len() as u64;
         prop_assert_eq!(came, left + kept.total());
         prop_assert_eq!(kept.store.bytes(), 0);
     }
@@ -489,7 +528,10 @@ fn flood_takes_no_buffer_of_the_port_and_keeps_nobody_out() {
         rig.punt(u64::from(number), &frame(&[], &forged));
     }
     let (_, bytes) = rig.counts.held();
-    assert!(bytes <= (64 << 10) + 1024, "{bytes}");
+    assert!(
+        bytes <= Limits::default().bytes_of_source as u64 + 1024,
+        "{bytes}"
+    );
     assert!(rig.counts.of(Outcome::SourceShare) > 4000);
     rig.learn(datagram(source(1), 1));
     rig.worker.look(MS);

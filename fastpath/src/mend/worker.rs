@@ -101,7 +101,9 @@ impl<K: Known, B: Back> Worker<K, B> {
 
     /// Gives up what is held.
     pub(super) fn end(&mut self) {
-        self.store.clear(&mut self.tally);
+        for frame in self.store.clear(&mut self.tally) {
+            self.send(&frame, Outcome::PassedOn);
+        }
         self.show();
     }
 
@@ -126,8 +128,12 @@ impl<K: Known, B: Back> Worker<K, B> {
             return;
         }
         let may_be_kernels = carried == PuntReason::NodeFragment;
-        self.store
+        let passed_on = self
+            .store
             .hold(now, &fragment, may_be_kernels, frame, &mut self.tally);
+        for frame in passed_on {
+            self.send(&frame, Outcome::PassedOn);
+        }
     }
 
     /// Reads a punted frame, and makes it as it goes back.

@@ -83,12 +83,6 @@ impl Pasts {
         self.history.read(index).unwrap_or_default()
     }
 
-    /// Clears the word of a slot that is not in use yet. The slot then has no past.
-    pub(super) fn clear_word(&mut self, index: u32) -> bool {
-        self.store_word(index, Past::default(), false);
-        false
-    }
-
     /// Stores the word of a slot. With `keeps_pins`, flows that are pinned stay so.
     fn store_word(&mut self, index: u32, word: Past, keeps_pins: bool) {
         let (pair, offset) = place(index);
@@ -319,7 +313,10 @@ impl Tables {
             return true;
         }
         let word = self.stored_list(list).unwrap_or_default();
-        self.pasts.store_word(index, word, has_old);
+        // Packets read the word of a slot that has a past alone. The memory of the others is not touched.
+        if has_old || word != Past::default() {
+            self.pasts.store_word(index, word, has_old);
+        }
         if let Some(old) = old {
             self.drop_list(&old);
         }

@@ -388,7 +388,7 @@ impl Tables {
             let has_past = match past {
                 Some(_) if is_same => continue,
                 Some(former) => self.store_past(index, (run, former), owner, second, is_new),
-                None if is_new => self.pasts.clear_word(index),
+                None if is_new => false,
                 None => self.clear_past(index),
             };
             let slot = Slot::new(owner, has_past);

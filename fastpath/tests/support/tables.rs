@@ -317,6 +317,11 @@ impl TableSet {
         self.service[service as usize].word.base()
     }
 
+    /// Uses the allowance of returned packets up.
+    pub(crate) fn use_up_returns(&mut self) {
+        self.returns_full_at = monotonic_ns() + 60_000_000_000;
+    }
+
     /// Gives the only slot of a service another owner.
     pub(crate) fn set_owner(&mut self, service: u32, owner: u32) {
         let base = self.service[service as usize].word.base();

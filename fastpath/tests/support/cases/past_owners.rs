@@ -350,12 +350,15 @@ fn lists(kind: Kind) -> Vec<Case> {
     ]
 }
 
+/// The service has lost all of its backends.
+fn without_current(tables: &mut TableSet) {
+    tables.set_owner(SERVICE, 0);
+    tables.set_past(SERVICE, LIST, &PAST);
+}
+
 /// A service that has lost all of its backends still has their connections.
 fn without_owner(kind: Kind) -> Vec<Case> {
-    let none = |tables: &mut TableSet| {
-        tables.set_owner(SERVICE, 0);
-        tables.set_past(SERVICE, LIST, &PAST);
-    };
+    let none = without_current;
     let down = |tables: &mut TableSet| {
         tables.backends[PAST[0] as usize].flags |= BACKEND_DOWN;
     };

@@ -185,6 +185,9 @@ fn unknown(kind: Kind) -> Vec<Case> {
         cases.push(kind.returns(draft, &packet, kind.tag(), tries));
     }
     let ack = kind.segment(ACK);
+    let draft = kind.case("ack_beyond_the_allowance", &ack, 3);
+    let draft = draft.with(TableSet::use_up_returns);
+    cases.push(draft.drops(DropReason::ReturnLimited));
     let earlier = IN.carry(&kind.outer(&ack, kind.tag(), 3));
     // The other service's flow gets the client's own port, as if no segment had come before.
     let syn = Packet::segment(client(kind.other), kind.other, SYN, b"data");
@@ -227,9 +230,9 @@ fn known(kind: Kind) -> Vec<Case> {
         ("idle_for_a_day", 0, 86_400, true),
         ("that_the_client_has_closed", FLOW_FIN_CLIENT, 3_600, true),
         ("that_the_pod_has_closed", FLOW_FIN_POD, 3_600, true),
-        ("closed_a_minute_ago", both, 60, true),
+        ("closed_half_a_minute_ago", both, 30, true),
         ("closed_two_minutes_ago", both, 120, false),
-        ("reset_a_minute_ago", FLOW_RESET, 60, true),
+        ("reset_half_a_minute_ago", FLOW_RESET, 30, true),
         ("reset_two_minutes_ago", FLOW_RESET, 120, false),
     ] {
         let packet = kind.segment(ACK);

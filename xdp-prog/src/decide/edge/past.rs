@@ -64,7 +64,7 @@ fn choose<'t, F: Frame, A: Ip, T: World>(
 
 /// Returns the newest past owner that may be tried, and the tries that are left after it.
 #[inline(always)]
-fn first_of<T: World>(tables: &T, past: Past) -> Option<(u32, u32)> {
+pub(super) fn first_of<T: World>(tables: &T, past: Past) -> Option<(u32, u32)> {
     for place in 0..MAX_PAST_OWNERS {
         if place >= past.count() {
             break;

@@ -19,7 +19,7 @@ use crate::{
         answer::Allowance,
         edge::{
             balance::{is_unspecified, outer_source_of},
-            past::{all_tries, valid_pin},
+            past::{all_tries, first_of, valid_pin},
             send::Try,
         },
         owner::{checked_service, flow_hash, slot_index},
@@ -35,8 +35,8 @@ use crate::{
     world::{Answer, HandOver, PinTable, World},
 };
 
-/// How many flows a CPU looks for the owners of: ten thousand a second, as many at once. A flood of segments of no
-/// connection costs no more than these.
+/// How many flows a CPU of an edge looks for the owners of, and how many segments one of a node returns: ten thousand a
+/// second, as many at once. A flood of segments of no connection costs no more than these.
 pub const ALLOWANCE: Allowance = Allowance::new(100_000, 10_000);
 
 /// The outer header of a returned packet, in whole words, because it lies on the BPF stack.
@@ -129,10 +129,15 @@ fn next<'t, F: Frame, A: Ip, T: World>(
         edge,
         tag: decap.tag.0.into(),
     };
+    if parse::tcp_flags(frame, packet).begins_connection() {
+        return Err(Verdict::Drop(DropReason::ReturnUnexpected));
+    }
     let (backend, tries) = match walk.step(tables, &tuple, &sender) {
         Ok((0, _)) => return Err(Verdict::Answer(Answer::refuse_inner(A::FAMILY))),
         Ok(chosen) => chosen,
-        Err(reason) => return Err(Verdict::Drop(reason)),
+        // This machine may be a router between an edge and its nodes.
+        Err(Refusal::SentElsewhere) => return Err(not_returned(tables)),
+        Err(Refusal::Dropped(reason)) => return Err(Verdict::Drop(reason)),
     };
     Ok(HandOver {
         service: found.id,
@@ -140,6 +145,13 @@ fn next<'t, F: Frame, A: Ip, T: World>(
         ports: flow.ports(),
         detail: Try::again(tries).0,
     })
+}
+
+/// Why a packet is not tried again.
+enum Refusal {
+    /// Its outer destination is not where this machine has packets returned to.
+    SentElsewhere,
+    Dropped(DropReason),
 }
 
 /// The owners of a slot, which are tried one after the other.
@@ -159,11 +171,11 @@ impl Walk {
         tables: &T,
         flow: &Tuple,
         sender: &Sender,
-    ) -> Result<(u32, u32), DropReason> {
+    ) -> Result<(u32, u32), Refusal> {
         let tries = sender.tag().tries();
         let count = self.past.count();
         if tries == 0 || tries > all_tries(self.past) {
-            return Err(DropReason::ReturnUnexpected);
+            return Err(Refusal::Dropped(DropReason::ReturnUnexpected));
         }
         let is_first = tries == count + 1;
         let tried = if is_first {
@@ -175,15 +187,27 @@ impl Walk {
         };
         if !is_from(tables, tried, sender) {
             if !is_first || !self.unpin(tables, flow, sender) {
-                return Err(DropReason::ReturnRefused);
+                return Err(refusal(tables, tried, sender));
             }
             if self.current != 0 {
                 return Ok((self.current, tries));
             }
-        } else if is_first && !take_allowance(tables) {
-            return Err(DropReason::ReturnLimited);
+        } else if is_first || self.begins_with_past(tables, tries) {
+            if !take_allowance(tables) {
+                return Err(Refusal::Dropped(DropReason::ReturnLimited));
+            }
+            // The owner that did not know the flow may be the one that it is pinned to.
+            if self.past.is_pinned() {
+                tables.remove_pin(PinTable::Kept, flow);
+            }
         }
-        self.following(tables, flow, count + 1 - tries)
+        Ok(self.following(tables, flow, count + 1 - tries))
+    }
+
+    /// Tells whether so many tries are those of the first one, where the slot has no current owner.
+    #[inline(always)]
+    fn begins_with_past<T: World>(&self, tables: &T, tries: u32) -> bool {
+        self.current == 0 && first_of(tables, self.past).is_some_and(|(_, first)| first == tries)
     }
 
     /// Takes the pin to the sender away, if there is one.
@@ -206,12 +230,7 @@ impl Walk {
     /// Pins the flow to the first owner from this place of the list that may be tried, else goes back to the current
     /// one.
     #[inline(always)]
-    fn following<T: World>(
-        &self,
-        tables: &T,
-        flow: &Tuple,
-        from: u32,
-    ) -> Result<(u32, u32), DropReason> {
+    fn following<T: World>(&self, tables: &T, flow: &Tuple, from: u32) -> (u32, u32) {
         let count = self.past.count();
         for step in 0..MAX_PAST_OWNERS {
             let place = from + step;
@@ -224,11 +243,11 @@ impl Walk {
             {
                 tables.set_pin(PinTable::Young, flow, Pin::new(flow, id, backend));
                 tables.mark_pinned(self.index);
-                return Ok((id, count - place));
+                return (id, count - place);
             }
         }
         tables.remove_pin(PinTable::Young, flow);
-        Ok((self.current, 0))
+        (self.current, 0)
     }
 }
 
@@ -242,19 +261,38 @@ fn is_from<T: World>(tables: &T, id: u32, sender: &Sender) -> bool {
     if id == 0 || Tag(backend.tag).pod_bits() != sender.tag().pod_bits() {
         return false;
     }
+    let node = if backend.flags & BACKEND_V4 != 0 {
+        AddressKey::v4(backend.address_v4())
+    } else {
+        AddressKey::v6(backend.address)
+    };
+    node.words() == sender.node.words() && is_to_source(tables, backend, sender)
+}
+
+/// Tells whether a returned packet came to the outer source that packets to this backend have.
+#[inline(always)]
+fn is_to_source<T: World>(tables: &T, backend: &Backend, sender: &Sender) -> bool {
     let Some(source) = source_towards(tables, backend) else {
         return false;
     };
-    let (node, edge) = if backend.flags & BACKEND_V4 != 0 {
+    let edge = if backend.flags & BACKEND_V4 != 0 {
         let [a, b, c, d, ..] = *source;
-        (
-            AddressKey::v4(backend.address_v4()),
-            AddressKey::v4([a, b, c, d]),
-        )
+        AddressKey::v4([a, b, c, d])
     } else {
-        (AddressKey::v6(backend.address), AddressKey::v6(*source))
+        AddressKey::v6(*source)
     };
-    node.words() == sender.node.words() && edge.words() == sender.edge.words()
+    edge.words() == sender.edge.words()
+}
+
+/// Returns why a packet is refused that was not sent to this backend.
+#[inline(always)]
+fn refusal<T: World>(tables: &T, id: u32, sender: &Sender) -> Refusal {
+    match tables.backend(id) {
+        Some(backend) if id != 0 && !is_to_source(tables, backend, sender) => {
+            Refusal::SentElsewhere
+        }
+        _ => Refusal::Dropped(DropReason::ReturnRefused),
+    }
 }
 
 /// Returns the outer source of packets to a backend. What the kernel's FIB tells of a next hop has none.
@@ -274,8 +312,9 @@ fn source_towards<'t, T: World>(tables: &'t T, backend: &Backend) -> Option<&'t 
     outer_source_of(tables.config()?, outer)
 }
 
+/// Takes one from the allowance of this CPU, if there is one left.
 #[inline(always)]
-fn take_allowance<T: World>(tables: &T) -> bool {
+pub fn take_allowance<T: World>(tables: &T) -> bool {
     match ALLOWANCE.take(tables.returns_full_at(), tables.now()) {
         Some(full_at) => {
             tables.set_returns_full_at(full_at);

@@ -1,6 +1,5 @@
 //! What becomes of a segment that a node returns to the edge, and of what only seems to be one.
 
-use fastpath::clock::monotonic_ns;
 use xdp_prog::{
     abi::{BACKEND_DOWN, BACKEND_LOCAL, BACKEND_POD, Backend, SERVICE_SOURCE_RANGES},
     process::Action,
@@ -11,13 +10,13 @@ use super::{
     super::{
         super::{
             hash,
-            packet::{ACK, Link, Packet, VLAN},
+            packet::{ACK, Link, Packet, SYN, VLAN},
             tables::{TableSet, padded},
         },
         BACK, CLIENT_V4, Case, Draft, EDGE_V4, HASH_SEED, IN, PEER_V4, TCP, VIP_V4, client,
         counted, time_exceeded, too_big, v4, v6, way,
     },
-    CURRENT, KINDS, Kind, PAST, PORT, SERVICE, keep, keep_young, mark, to_node,
+    CURRENT, KINDS, Kind, PAST, PORT, SERVICE, keep, keep_young, mark, to_node, without_current,
 };
 
 pub(super) fn cases() -> Vec<Case> {
@@ -140,10 +139,15 @@ fn not_returned(kind: Kind) -> Vec<Case> {
         })
         .drops(refused),
         kind.case(
-            "return_to_another_address_is_refused",
+            "return_to_another_address_is_not_ours",
             outer(node, elsewhere, tag(3)),
         )
-        .drops(refused),
+        .passes(PassReason::EncapNotOurs),
+        kind.case("return_of_a_syn_is_unexpected", {
+            let syn = kind.segment(SYN).next_hop();
+            IN.carry(&syn.within(node, edge).tag(0x8000 | tag(3)))
+        })
+        .drops(unexpected),
         kind.case(
             "return_of_a_pin_that_is_not_there_is_refused",
             kind.returned_by(PAST[1], 3),
@@ -168,24 +172,36 @@ fn not_returned(kind: Kind) -> Vec<Case> {
             "return_beyond_the_allowance_is_dropped",
             kind.returned_by(CURRENT, 3),
         )
-        .with(use_up)
+        .with(TableSet::use_up_returns)
         .drops(DropReason::ReturnLimited),
         kind.retries(
             kind.case(
                 "allowance_is_for_the_first_return_alone",
                 kind.returned_by(PAST[0], 2),
             )
-            .with(use_up),
+            .with(TableSet::use_up_returns),
             PAST[1],
             1,
         )
         .pins([[].into(), [(kind.flow(), kind.pin(PAST[1]))].into()]),
+        kind.case(
+            "allowance_is_for_the_first_return_without_a_current_owner_too",
+            kind.returned_by(PAST[0], 2),
+        )
+        .with(TableSet::use_up_returns)
+        .with(without_current)
+        .drops(DropReason::ReturnLimited),
+        kind.retries(
+            kind.case(
+                "return_of_the_current_owner_takes_a_pin_to_it_away",
+                kind.returned_by(CURRENT, 3),
+            )
+            .with(keep(kind, kind.pin(CURRENT))),
+            PAST[0],
+            2,
+        )
+        .pins([[].into(), [(kind.flow(), kind.pin(PAST[0]))].into()]),
     ]
-}
-
-/// Uses the allowance of flows whose owner is looked for up.
-fn use_up(tables: &mut TableSet) {
-    tables.returns_full_at = monotonic_ns() + 60_000_000_000;
 }
 
 /// Owners that could not return the segment, or not get it, are passed over.

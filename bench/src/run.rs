@@ -28,11 +28,11 @@ use crate::{
         Comparability, Files, Happened, Run, SCHEMA_VERSION, Series, Streams, Tool, Trial, figures,
     },
     scenario::{Background, Event, Load, Scenario, SearchKind, System},
+    stats::rounded,
     wire::{Lab, Wire, counted_between},
 };
 
 pub use record::record;
-pub(crate) use record::rounded;
 
 /// Seconds of a look at how quiet the machine is.
 const QUIETNESS_SECONDS: f64 = 0.1;

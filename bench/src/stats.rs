@@ -83,6 +83,11 @@ pub fn bootstrap_two(rounds: [usize; 2], quantity: impl Fn([&[usize]; 2]) -> f64
     }
 }
 
+/// Rounds to millionths: such numbers are read from JSON as they were written.
+pub(crate) fn rounded(number: f64) -> f64 {
+    (number * 1e6).round() / 1e6
+}
+
 fn sorted(values: &[f64]) -> Vec<f64> {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);

@@ -242,6 +242,30 @@ pub enum ReasonKind {
     Punt,
 }
 
+impl ReasonKind {
+    /// Every kind.
+    pub const ALL: [Self; 6] = [
+        Self::Pass,
+        Self::Drop,
+        Self::Reply,
+        Self::ToClient,
+        Self::ToNode,
+        Self::Punt,
+    ];
+
+    /// Returns the metric label, which filters of captures and their comments have too.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::Drop => "drop",
+            Self::Reply => "reply",
+            Self::ToClient => "to_client",
+            Self::ToNode => "to_node",
+            Self::Punt => "punt",
+        }
+    }
+}
+
 /// Lists every reason as (kind, label) in the order of the counters.
 pub fn all() -> impl Iterator<Item = (ReasonKind, &'static str)> {
     let passes = PassReason::ALL

@@ -148,20 +148,7 @@ impl fmt::Display for Report {
 }
 
 fn write_figure(f: &mut fmt::Formatter<'_>, figure: &Measurement) -> fmt::Result {
-    let Measurement {
-        quantity,
-        value,
-        low,
-        high,
-        unit,
-        ..
-    } = figure;
-    let interval = if low < high {
-        format!(" [{low:.2} {high:.2}]")
-    } else {
-        String::new()
-    };
-    let text = format!("{value:.2} {unit}{interval}");
+    let (quantity, text) = (&figure.quantity, figure.to_string());
     let line = match (figure.bound, figure.outcome()) {
         (Some(bound), Some(outcome)) => {
             format!(

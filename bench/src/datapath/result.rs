@@ -12,6 +12,7 @@ use crate::{
     result::{Files, Measurement, Series, Streams, Trial, figures},
     run,
     scenario::{FlowOrder, FrameSize, Load, Scenario, WireKind},
+    stats::rounded,
 };
 
 /// Bytes of a frame's FCS.
@@ -114,7 +115,7 @@ fn series(system: System, load: Load, samples: &Samples, rates: &[f64]) -> Serie
         ..Tally::default()
     };
     let trial = |(round, rate): (u32, &f64)| {
-        let seconds = run::rounded(f64::from(samples.frames) / rate);
+        let seconds = rounded(f64::from(samples.frames) / rate);
         Trial::new(round, 0.0, seconds, tally)
     };
     Series {

@@ -87,24 +87,12 @@ pub(super) fn as_markdown(run: &Run) -> String {
 }
 
 fn row(one: &Measurement) -> [String; 6] {
-    let Measurement {
-        value,
-        low,
-        high,
-        unit,
-        ..
-    } = one;
-    let value = if low < high {
-        format!("{value:.2} {unit} [{low:.2} {high:.2}]")
-    } else {
-        format!("{value:.2} {unit}")
-    };
     let bar = one.bound.map(|bound| format!("<= {bound:.2}"));
     let outcome = one.outcome().map(|outcome| outcome.to_string());
     [
         one.subject.clone(),
         one.quantity.clone(),
-        value,
+        one.to_string(),
         one.samples.len().to_string(),
         bar.unwrap_or_default(),
         outcome.unwrap_or_default(),

@@ -1,11 +1,13 @@
 //! Figures that are neither a rate nor a latency of a load: what a packet, a change or a whole cluster costs.
 
+use std::fmt;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
     bars::{Limit, Outcome},
-    stats::{Estimate, bootstrap, percentile},
+    stats::{Estimate, bootstrap, percentile, rounded},
 };
 
 /// A figure with the samples that it is made of.
@@ -82,9 +84,22 @@ impl Measurement {
     }
 }
 
-/// Rounds to millionths: such numbers are read from JSON as they were written.
-fn rounded(number: f64) -> f64 {
-    (number * 1e6).round() / 1e6
+/// Formats value, unit, and the interval if there is one.
+impl fmt::Display for Measurement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            value,
+            low,
+            high,
+            unit,
+            ..
+        } = self;
+        write!(f, "{value:.2} {unit}")?;
+        if low < high {
+            write!(f, " [{low:.2} {high:.2}]")?;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

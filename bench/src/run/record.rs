@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::{
     load::{self, Passed, Sent},
     result::{Interval, Stream, Streams, Trial, new_histogram},
+    stats::rounded,
 };
 
 /// Length of an interval of the logs, in nanoseconds.
@@ -31,11 +32,6 @@ pub fn record(
     let place = (given.start, at, Duration::from_secs_f64(given.seconds));
     let intervals = intervals(&given.requests, streams, place, round);
     (trial, intervals)
-}
-
-/// Rounds to microseconds: such numbers are read from JSON as they were written.
-pub(crate) fn rounded(seconds: f64) -> f64 {
-    (seconds * 1e6).round() / 1e6
 }
 
 /// Sorts the requests of a trial into intervals by when they were due. `(start, at, length)` is the start of the trial by

@@ -71,15 +71,7 @@ impl Observation<'_> {
     pub(super) fn reasons(&self) -> Vec<Reason> {
         let reasons = self.inputs.reader.reasons();
         let row = |reason: ReasonCount| Reason {
-            action: match reason.kind {
-                ReasonKind::Drop => "drop",
-                ReasonKind::Reply => "reply",
-                ReasonKind::Pass => "pass",
-                ReasonKind::ToClient => "to_client",
-                ReasonKind::ToNode => "to_node",
-                ReasonKind::Punt => "punt",
-            }
-            .to_owned(),
+            action: reason.kind.label().to_owned(),
             reason: reason.label.to_owned(),
             packets: reason.packets,
             rates: None,

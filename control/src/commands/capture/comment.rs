@@ -202,7 +202,7 @@ fn outcome(event: &Event) -> String {
     let counted: Vec<String> = (0..)
         .zip(reason::all())
         .filter(|(index, _)| event.reasons.holds(*index))
-        .map(|(_, (kind, label))| format!("{} {label}", word(kind)))
+        .map(|(_, (kind, label))| format!("{} {label}", kind.label()))
         .collect();
     if !counted.is_empty() {
         return counted.join(" and ");
@@ -226,17 +226,6 @@ fn kinds(event: &Event) -> impl Iterator<Item = ReasonKind> {
 /// reads.
 pub(super) fn is_punted(event: &Event) -> bool {
     kinds(event).any(|kind| kind == ReasonKind::Punt)
-}
-
-const fn word(kind: ReasonKind) -> &'static str {
-    match kind {
-        ReasonKind::Pass => "pass",
-        ReasonKind::Drop => "drop",
-        ReasonKind::Reply => "reply",
-        ReasonKind::ToClient => "to_client",
-        ReasonKind::ToNode => "to_node",
-        ReasonKind::Punt => "punt",
-    }
 }
 
 fn destination(packet: &Packet) -> Option<ServiceKey> {

@@ -94,13 +94,10 @@ pub fn parse(
             "sctp" => read.protocol([protocol::SCTP; 2])?,
             "icmp" => read.protocol([protocol::ICMP, protocol::ICMPV6])?,
             "forward" => read.outcomes().forwarded = 1,
-            "pass" => read.kind(ReasonKind::Pass),
-            "drop" => read.kind(ReasonKind::Drop),
-            "reply" => read.kind(ReasonKind::Reply),
-            "to_client" => read.kind(ReasonKind::ToClient),
-            "to_node" => read.kind(ReasonKind::ToNode),
-            "punt" => read.kind(ReasonKind::Punt),
-            other => return Err(FilterError::Word(other.to_owned()).into()),
+            other => match ReasonKind::ALL.iter().find(|kind| kind.label() == other) {
+                Some(kind) => read.kind(*kind),
+                None => return Err(FilterError::Word(other.to_owned()).into()),
+            },
         }
     }
     Ok(read.finish()?)

@@ -8,7 +8,7 @@ use aya::{
     maps::{Array, HashMap, Map, MapError},
     programs::{SchedClassifier, TestRun as _, TestRunOptions},
 };
-use fastpath::clock::monotonic_ns;
+use fastpath::clock::coarse_ns;
 use xdp_prog::{
     abi::{self, AddressKey, Datagram, LocalFlow, PodFlow, Tuple, egress_port, map},
     wire::protocol,
@@ -65,7 +65,7 @@ impl Kernel {
 
     /// Takes a case's frames through the program.
     pub(crate) fn run(&mut self, case: &Case) -> anyhow::Result<Outcome> {
-        let now = monotonic_ns();
+        let now = coarse_ns();
         let tables = &case.tables;
         forget_notes(&mut self.ebpf)?;
         self.array(map::CONFIG, &[tables.set.indexed_config()])?;
@@ -121,7 +121,7 @@ impl Kernel {
                 datagrams: ports_of(&self.read::<Tuple, Datagram>(map::FRAGMENTS)?),
                 local: lifetimes(
                     &self.read::<Tuple, LocalFlow>(map::LOCAL_FLOWS)?,
-                    monotonic_ns(),
+                    coarse_ns(),
                 ),
                 peers: self.read(map::PROBE_PEERS)?,
             },

@@ -12,7 +12,7 @@ use aya::{
     Ebpf,
     maps::{Array, HashMap as KernelHash, Map, MapError},
 };
-use fastpath::{clock::monotonic_ns, cpus::entries_of_all};
+use fastpath::{clock::coarse_ns, cpus::entries_of_all};
 use xdp_prog::{
     abi::{
         AddressKey, BACKEND_V4, Backend, Bucket, CONFIG_OVERFLOW, Claim, Config, Datagram,
@@ -319,7 +319,7 @@ impl TableSet {
 
     /// Uses the allowance of returned packets up.
     pub(crate) fn use_up_returns(&mut self) {
-        self.returns_full_at = monotonic_ns() + 60_000_000_000;
+        self.returns_full_at = coarse_ns() + 60_000_000_000;
     }
 
     /// Gives the only slot of a service another owner.
@@ -630,7 +630,7 @@ pub(crate) fn forget_notes(ebpf: &mut Ebpf) -> Result<(), MapError> {
 
 impl Clock for ModelTables<'_> {
     fn now(&self) -> u64 {
-        monotonic_ns()
+        coarse_ns()
     }
 }
 

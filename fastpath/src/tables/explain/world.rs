@@ -27,7 +27,7 @@ use super::{
     super::{Tables, encode::backend_key, syscall_map::SyscallMap, types::address_of},
     fib::Fib,
 };
-use crate::{clock::monotonic_ns, facts};
+use crate::{clock::coarse_ns, facts};
 
 /// The tables for one packet, which changes nothing in them.
 #[derive(Debug)]
@@ -147,7 +147,7 @@ impl world::Counters for ReadOnly<'_> {
 
 impl world::Clock for ReadOnly<'_> {
     fn now(&self) -> u64 {
-        monotonic_ns()
+        coarse_ns()
     }
 }
 
@@ -434,7 +434,7 @@ impl world::Tables for ReadOnly<'_> {
 
     fn is_local_flow(&self, flow: &Tuple) -> bool {
         let known = self.tables.local_flows.get(flow);
-        let is_local = known.is_some_and(|known| known.is_alive(monotonic_ns()));
+        let is_local = known.is_some_and(|known| known.is_alive(coarse_ns()));
         if is_local {
             self.note(LookUp::LocalFlow);
         }

@@ -1,7 +1,7 @@
 //! Frames that XDP answers itself: too large, expired, or nobody's.
 
 use etherparse::TcpHeader;
-use fastpath::clock::monotonic_ns;
+use fastpath::clock::coarse_ns;
 use xdp_prog::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_NODE_PORT, ADDRESS_VIP, CONFIG_NODE, EdgeMac, MODE_IPIP,
@@ -490,7 +490,7 @@ fn allowances() -> Vec<Case> {
     let used_up_by = move |tables: &mut TableSet, source| {
         tables
             .answers
-            .insert(address_key(source), monotonic_ns() + 3600 * SECOND);
+            .insert(address_key(source), coarse_ns() + 3600 * SECOND);
     };
     vec![
         burst("tenth_answer_in_a_row_is_given", 9, &frame)
@@ -543,17 +543,17 @@ fn allowances() -> Vec<Case> {
         }),
         draft("old_use_of_an_allowance_is_forgotten")
             .with(|tables| {
-                let past = monotonic_ns() - 1;
+                let past = coarse_ns() - 1;
                 tables.answers.insert(address_key(CLIENT_V4), past);
             })
             .replies(ReplyReason::PortUnreachable, answer),
         draft("all_sources_together_have_used_up_their_allowance")
-            .with(|tables| tables.answers_of_all = monotonic_ns() + 3600 * SECOND)
+            .with(|tables| tables.answers_of_all = coarse_ns() + 3600 * SECOND)
             .drops(DropReason::AnswerLimited),
         case("forwarding_takes_no_allowance", IN.carry(&udp(V4_UDP.1)))
             .with(|tables| {
                 used_up_by(tables, CLIENT_V4);
-                tables.answers_of_all = monotonic_ns() + 3600 * SECOND;
+                tables.answers_of_all = coarse_ns() + 3600 * SECOND;
             })
             .transmits(
                 V4_UDP.0,

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use fastpath::clock::monotonic_ns;
+use fastpath::clock::coarse_ns;
 use xdp_prog::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_NODE_PORT, ADDRESS_SHARED, ADDRESS_VIP, Datagram, EdgeMac,
@@ -216,8 +216,8 @@ fn published(from: End, to: End, protocol: u8, seconds: u64) -> (Tuple, Datagram
     );
     let seen = match seconds {
         // A slow machine needs minutes from here to the case: young is what comes from the future.
-        0 => monotonic_ns() + 3_600_000_000_000,
-        _ => monotonic_ns().wrapping_sub(seconds * 1_000_000_000),
+        0 => coarse_ns() + 3_600_000_000_000,
+        _ => coarse_ns().wrapping_sub(seconds * 1_000_000_000),
     };
     (
         key,

@@ -10,7 +10,7 @@ mod fragments;
 mod icmp;
 mod pressure;
 
-use fastpath::clock::monotonic_ns;
+use fastpath::clock::coarse_ns;
 use xdp_prog::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, BACKEND_NAT, BACKEND_V4, BACKEND_V6,
@@ -203,7 +203,7 @@ const FROM_MACHINE: Link<'static> = Link {
 
 /// The time that long ago; where the machine has not been up for so long, a time before its clock began.
 fn before(idle: u64) -> u64 {
-    monotonic_ns().wrapping_sub(idle)
+    coarse_ns().wrapping_sub(idle)
 }
 
 fn tuple(from: End, to: End, protocol: u8) -> Tuple {
@@ -910,7 +910,7 @@ fn changes() -> Vec<Case> {
                     &TCP_V4.reply_key(PORT),
                     20,
                     0,
-                    NatMark::new(monotonic_ns(), OPEN),
+                    NatMark::new(coarse_ns(), OPEN),
                 );
                 tables.nat.forward.insert(TCP_V4.forward_key(), entry);
             })
@@ -921,7 +921,7 @@ fn changes() -> Vec<Case> {
         )
         .with(|tables| {
             let forward = TCP_V4.forward_key();
-            let mark = NatMark::new(monotonic_ns(), OPEN);
+            let mark = NatMark::new(coarse_ns(), OPEN);
             let other = UDP_V4.reply_key(PORT);
             let entry = NatReverse::new(&other, &forward, INGRESS, link(&BACK), mark);
             tables.nat.reverse.insert(TCP_V4.reply_key(PORT), entry);

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use fastpath::clock::monotonic_ns;
+use fastpath::clock::coarse_ns;
 use xdp_prog::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_NODE_PORT, LocalFlow, MODE_IPIP, SERVICE_NODE_PORT, SERVICE_PODS,
@@ -252,7 +252,7 @@ fn lifetimes() -> Vec<Case> {
                     IN.carry(&packet),
                 )
                 .with(known(LocalFlow::new(
-                    monotonic_ns().saturating_sub(SECOND_NS),
+                    coarse_ns().saturating_sub(SECOND_NS),
                     is_closed,
                 )))
                 .delivers(way(service, id), packet.length(), {

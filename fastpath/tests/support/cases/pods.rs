@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use fastpath::clock::monotonic_ns;
+use fastpath::clock::coarse_ns;
 use xdp_prog::{
     abi::{
         ADDRESS_INNER, ADDRESS_NODE_PORT, ADDRESS_SHARED, BACKEND_LOCAL, BACKEND_POD, BACKEND_V4,
@@ -617,7 +617,7 @@ fn flow_of(from: End, to: End, protocol: u8, state: u8, age_ns: u64) -> (Tuple, 
         TARGET.to_be_bytes(),
         protocol,
     );
-    let seen = monotonic_ns().wrapping_sub(age_ns);
+    let seen = coarse_ns().wrapping_sub(age_ns);
     let flow = PodFlow::new(&key, address_key(to.0), to.1.to_be_bytes(), 20, state, seen);
     (key, flow)
 }
@@ -950,7 +950,7 @@ fn other_ports() -> Vec<Case> {
                     TCP,
                 );
                 let port = 50_505_u16.to_be_bytes();
-                let long_ago = monotonic_ns().wrapping_sub(LATER);
+                let long_ago = coarse_ns().wrapping_sub(LATER);
                 let entry = PodFlow::forward(&forward, address_key(POD_V4), port, long_ago);
                 tables.flows.insert(forward, entry);
             })
@@ -1260,7 +1260,7 @@ fn clients_at_vips() -> Vec<Case> {
                 protocol,
             );
             let port = to.1.to_be_bytes();
-            let flow = PodFlow::new(&key, address_key(to.0), port, 20, 0, monotonic_ns());
+            let flow = PodFlow::new(&key, address_key(to.0), port, 20, 0, coarse_ns());
             case_here(format!("{kind}_{name}"), input).with(|tables| {
                 tables.flows.insert(key, flow);
             })

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use etherparse::TcpHeader;
-use fastpath::clock::monotonic_ns;
+use fastpath::clock::coarse_ns;
 use xdp_prog::{
     abi::{FLOW_ACCEPTED, FLOW_ASKED, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_RESET, PodFlow, Tuple},
     reason::{DropReason, ReplyReason},
@@ -137,7 +137,7 @@ impl Kind {
             TARGET.to_be_bytes(),
             TCP,
         );
-        let seen = monotonic_ns().wrapping_sub(age_ns);
+        let seen = coarse_ns().wrapping_sub(age_ns);
         let outer = if self.own.is_ipv4() { 20 } else { 40 };
         let flow = PodFlow::new(
             &key,
@@ -266,7 +266,7 @@ fn known(kind: Kind) -> Vec<Case> {
             TCP,
         );
         let pod = address_key(kind.pod().0);
-        let entry = PodFlow::forward(&forward, pod, PORT.to_be_bytes(), monotonic_ns());
+        let entry = PodFlow::forward(&forward, pod, PORT.to_be_bytes(), coarse_ns());
         tables.flows.insert(forward, entry);
         tables.flows.extend([kind.flow(to, PORT, 0, 0)]);
     };

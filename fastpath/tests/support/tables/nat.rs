@@ -6,7 +6,7 @@ use std::{
     hash::Hash,
 };
 
-use fastpath::clock::monotonic_ns;
+use fastpath::clock::coarse_ns;
 use xdp_prog::{
     abi::{NatBegun, NatCount, NatForward, NatMark, NatReverse, Tuple},
     wire::protocol::TCP,
@@ -29,7 +29,7 @@ pub(crate) struct Nat {
 impl Nat {
     /// Returns the flows as if they had been made just now.
     pub(crate) fn fresh(&self) -> Self {
-        let now = monotonic_ns();
+        let now = coarse_ns();
         let passed = now - self.made;
         let renewed = |mark: NatMark| NatMark::new(mark.time().wrapping_add(passed), mark.flags());
         let mut fresh = self.clone();
@@ -57,7 +57,7 @@ impl Default for Nat {
             reverse: HashMap::new(),
             counts,
             begun: vec![NatBegun::default(); size::NAT_BEGUN as usize],
-            made: monotonic_ns(),
+            made: coarse_ns(),
         }
     }
 }

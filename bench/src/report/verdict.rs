@@ -29,16 +29,24 @@ impl Verdict {
             "Wrong packets: {wrong} answers were damaged or came from another backend than the flow's."
         );
         let of_wrong = (wrong > 0).then_some(of_wrong);
-        // Guideway's own systems first.
+        // What could be told comes first, and of that what is about Guideway's own systems.
         let (ours, others): (Vec<&Series>, _) = run.series.iter().partition(|one| is_ours(one));
         let own = ours.iter().chain(&others);
         let own = own.filter_map(|series| sentence(run, series));
+        let (told, untold): (Vec<_>, Vec<_>) = own.partition(|one| one.is_told);
         let added = ours.iter().flat_map(|series| shares_added(run, series));
         let measured = measurements::sentence(run);
-        let mut sentences = of_wrong.into_iter().chain(own).chain(added).chain(measured);
+        let mut sentences = of_wrong
+            .into_iter()
+            .chain(told.into_iter().map(|one| one.text))
+            .chain(added)
+            .chain(measured)
+            .chain(untold.into_iter().map(|one| one.text));
+        let sentence = sentences.next().unwrap_or_default();
+        let [basis, doubts] = [basis(run), doubts(run)];
         Self {
-            sentence: sentences.next().unwrap_or_default(),
-            reasons: reasons(run).into_iter().chain(sentences).collect(),
+            sentence,
+            reasons: basis.into_iter().chain(sentences).chain(doubts).collect(),
         }
     }
 }
@@ -114,10 +122,26 @@ pub(super) fn of_system<'a>(run: &'a Run, system: System, like: &Series) -> Opti
     all.find(|other| other.system == name && other.load == like.load)
 }
 
-fn sentence(run: &Run, series: &Series) -> Option<String> {
+/// What a series says.
+struct Finding {
+    text: String,
+    /// Whether the run was long and quiet enough to tell.
+    is_told: bool,
+}
+
+impl Finding {
+    fn told(text: String) -> Option<Self> {
+        Some(Self {
+            text,
+            is_told: true,
+        })
+    }
+}
+
+fn sentence(run: &Run, series: &Series) -> Option<Finding> {
     if series.is_timed() && series.is_overloaded() {
         let [offered, sent, received] = series.totals();
-        return Some(format!(
+        return Finding::told(format!(
             "{} is overloaded: of {offered} requests that were offered, {sent} were sent and {received} answered. \
              It has no latency under this load.",
             series.name
@@ -128,10 +152,10 @@ fn sentence(run: &Run, series: &Series) -> Option<String> {
         return None;
     }
     if !series.is_timed() {
-        return Some(rates::sentence(run, series));
+        return Finding::told(rates::sentence(run, series));
     }
     let Some(median) = series.figures.round_trip.value(50.0) else {
-        return Some(format!(
+        return Finding::told(format!(
             "{}: half of all requests had no answer.",
             series.name
         ));
@@ -147,30 +171,32 @@ fn sentence(run: &Run, series: &Series) -> Option<String> {
         duration(median as f64)
     );
     let Some(comparison) = against_direct(run, series) else {
-        return Some(own + ".");
+        return Finding::told(own + ".");
     };
     let Some(row) = comparison.rows.first() else {
-        return Some(own + ".");
+        return Finding::told(own + ".");
     };
     let ratio = format!(
         "{:.2} [{:.2} {:.2}] of the direct wire",
         row.ratio, row.low, row.high
     );
-    Some(match row.judgement {
-        Judgement::Inconclusive => {
-            format!("{own}; whether that differs from the direct wire cannot be told: {ratio}.")
-        }
-        Judgement::Same => format!("{own}, as the direct wire does: {ratio}."),
-        Judgement::Worse | Judgement::Better => {
-            format!(
-                "{own}: {ratio}, {} of its own.",
-                duration(row.second - row.first)
-            )
-        }
-    })
+    match row.judgement {
+        Judgement::Inconclusive => Some(Finding {
+            text: format!(
+                "{own}; whether that differs from the direct wire cannot be told: {ratio}."
+            ),
+            is_told: false,
+        }),
+        Judgement::Same => Finding::told(format!("{own}, as the direct wire does: {ratio}.")),
+        Judgement::Worse | Judgement::Better => Finding::told(format!(
+            "{own}: {ratio}, {} of its own.",
+            duration(row.second - row.first)
+        )),
+    }
 }
 
-fn reasons(run: &Run) -> Vec<String> {
+/// Says what the run rests on.
+fn basis(run: &Run) -> Vec<String> {
     let mut reasons = Vec::new();
     if run.interrupted {
         reasons.push("The run was interrupted: rounds are missing.".to_owned());
@@ -183,6 +209,12 @@ fn reasons(run: &Run) -> Vec<String> {
         )
     });
     reasons.extend(rounds);
+    reasons
+}
+
+/// Says what makes the run doubtful.
+fn doubts(run: &Run) -> Vec<String> {
+    let mut reasons = Vec::new();
     for series in &run.series {
         let figures = &series.figures.round_trip;
         if figures.unanswered > 0 {
@@ -193,23 +225,8 @@ fn reasons(run: &Run) -> Vec<String> {
                 figures.count + figures.unanswered
             ));
         }
-        let doubtful = || {
-            series
-                .trials
-                .iter()
-                .filter(|trial| !trial.doubts.is_empty())
-        };
-        if let Some(first) = doubtful().next() {
-            reasons.push(format!(
-                "{}: {} of {} rounds are doubtful, such as round {}: {}",
-                series.name,
-                doubtful().count(),
-                series.trials.len(),
-                first.round,
-                first.doubts.join("; ")
-            ));
-        }
     }
+    reasons.extend(doubtful_rounds(run));
     if let Some(from) = noise_limited_from(run) {
         reasons.push(format!(
             "Other work took the core for {:.1} % of the time while nothing was measured: from p{from} on, marked *, \
@@ -229,6 +246,39 @@ fn reasons(run: &Run) -> Vec<String> {
         reasons.push(format!("{name} changed during the run, to {value}."));
     }
     reasons
+}
+
+/// Names the series with doubtful rounds, and what one of these is doubtful for.
+fn doubtful_rounds(run: &Run) -> Option<String> {
+    let doubtful = |series: &Series| -> usize {
+        let trials = series.trials.iter();
+        trials.filter(|trial| !trial.doubts.is_empty()).count()
+    };
+    let named: Vec<_> = run
+        .series
+        .iter()
+        .filter(|series| doubtful(series) > 0)
+        .map(|series| {
+            format!(
+                "{} {} of {}",
+                series.name,
+                doubtful(series),
+                series.trials.len()
+            )
+        })
+        .collect();
+    let mut all = run
+        .series
+        .iter()
+        .flat_map(|one| one.trials.iter().map(move |trial| (one, trial)));
+    let (series, trial) = all.find(|(_, trial)| !trial.doubts.is_empty())?;
+    Some(format!(
+        "Rounds are doubtful: {}; such as round {} of {}: {}.",
+        named.join(", "),
+        trial.round,
+        series.name,
+        trial.doubts.join("; ")
+    ))
 }
 
 /// Returns the share of the time that was lost while nothing was measured.
@@ -305,17 +355,37 @@ mod tests {
     }
 
     #[test]
-    fn doubtful_rounds_of_a_series_are_one_reason() {
+    fn doubtful_rounds_are_one_reason() {
         let mut files = sample(1, 1.5);
-        for round in [1, 3] {
-            files.run.series[1].trials[round].doubts = vec!["late".to_owned()];
+        for (series, round) in [(0, 2), (1, 1), (1, 3)] {
+            files.run.series[series].trials[round].doubts = vec!["late".to_owned()];
         }
         let reasons = Verdict::of(&files).reasons;
-        let expected = "ours-ipip-1: 2 of 6 rounds are doubtful, such as round 2: late";
+        let expected = "Rounds are doubtful: direct-1 1 of 6, ours-ipip-1 2 of 6; such as round 3 of direct-1: late.";
         assert!(
             reasons.iter().any(|reason| reason == expected),
             "{reasons:?}"
         );
+    }
+
+    #[test]
+    fn what_could_be_told_comes_first() {
+        let mut files = sample(1, 1.0);
+        let mut slower = sample(2, 1.5).run.series.remove(1);
+        slower.name = "ours-ipip-2".to_owned();
+        let unsteady = &mut files.run.series[1].trials;
+        let of_slower = slower.trials.iter().cloned();
+        unsteady
+            .iter_mut()
+            .zip(of_slower)
+            .step_by(2)
+            .for_each(|(trial, other)| *trial = other);
+        let of_first = Verdict::of(&files).sentence;
+        assert!(of_first.contains("cannot be told"), "{of_first}");
+        files.run.series.push(slower);
+        let Verdict { sentence, reasons } = Verdict::of(&files);
+        assert!(sentence.contains(" of its own."), "{sentence}");
+        assert!(reasons.contains(&of_first), "{reasons:?}");
     }
 
     /// Makes every other answer of a system's requests late forever.

@@ -1,5 +1,7 @@
 //! The verdict: what the result says, in a sentence, and why.
 
+use std::collections::VecDeque;
+
 use super::{duration, measurements, rates};
 use crate::{
     compare::{self, Comparison, Judgement, LEAST_DIFFERENCE, Quantity},
@@ -29,24 +31,29 @@ impl Verdict {
             "Wrong packets: {wrong} answers were damaged or came from another backend than the flow's."
         );
         let of_wrong = (wrong > 0).then_some(of_wrong);
-        // What could be told comes first, and of that what is about Guideway's own systems.
+        // What could be told of Guideway's own systems comes first, then what makes it doubtful.
         let (ours, others): (Vec<&Series>, _) = run.series.iter().partition(|one| is_ours(one));
-        let own = ours.iter().chain(&others);
-        let own = own.filter_map(|series| sentence(run, series));
-        let (told, untold): (Vec<_>, Vec<_>) = own.partition(|one| one.is_told);
+        let findings = |all: &[&Series]| -> (Vec<_>, Vec<_>) {
+            let all = all.iter().filter_map(|one| sentence(run, one));
+            all.partition(|one| one.is_told)
+        };
+        let (own, own_untold) = findings(&ours);
+        let (told, untold) = findings(&others);
         let added = ours.iter().flat_map(|series| shares_added(run, series));
-        let measured = measurements::sentence(run);
-        let mut sentences = of_wrong
+        let texts = |all: Vec<Finding>| all.into_iter().map(|one| one.text);
+        let mut sentences: VecDeque<_> = of_wrong
             .into_iter()
-            .chain(told.into_iter().map(|one| one.text))
+            .chain(texts(own))
             .chain(added)
-            .chain(measured)
-            .chain(untold.into_iter().map(|one| one.text));
-        let sentence = sentences.next().unwrap_or_default();
-        let [basis, doubts] = [basis(run), doubts(run)];
+            .chain(measurements::sentence(run))
+            .collect();
+        let others = texts(told).chain(texts(own_untold)).chain(texts(untold));
+        let mut others: VecDeque<_> = others.collect();
+        let first = sentences.pop_front().or_else(|| others.pop_front());
+        let reasons = basis(run).into_iter().chain(sentences);
         Self {
-            sentence,
-            reasons: basis.into_iter().chain(sentences).chain(doubts).collect(),
+            sentence: first.unwrap_or_default(),
+            reasons: reasons.chain(doubts(run)).chain(others).collect(),
         }
     }
 }

@@ -55,7 +55,8 @@ pub struct Desired {
     pub node_health: bool,
     /// Services by address, port and protocol. NodePorts have the unspecified address of their family.
     pub services: Services,
-    /// Backends that terminate and still serve, by service. They have weight 0, so they get no new connections.
+    /// Backends that the file lets drain, or pods that terminate, by service. They have weight 0, so they get no new
+    /// connections and keep those that they have.
     pub draining: OrdMap<ServiceKey, Arc<[BackendSpec]>>,
 }
 

@@ -156,6 +156,7 @@ sections! {
         port: Text,
         node: Text,
         weight: Text,
+        drain: Text,
     }
     Kubernetes {
         node_name: Text,

@@ -34,6 +34,19 @@ services:
 ";
 
 #[test]
+fn backend_that_drains_gets_no_new_connections_and_is_kept() {
+    let text = GOOD.replace("weight: 3", "weight: 3, drain: true");
+    let desired = parse(&text).unwrap().desired;
+    let (key, service) = desired.services.iter().next().unwrap();
+    let weights = service.spec.backends.iter().map(|one| one.weight);
+    assert_eq!(weights.collect::<Vec<_>>(), [1, 0]);
+    let drains = &desired.draining[key];
+    assert_eq!(**drains, service.spec.backends[1..]);
+    let again = parse(&text.replace("drain: true", "drain: false")).unwrap();
+    assert_eq!(again.desired, parse(GOOD).unwrap().desired);
+}
+
+#[test]
 fn good_file_becomes_the_desired_state() {
     let config = parse(GOOD).unwrap();
     assert_eq!(
@@ -426,7 +439,7 @@ const CASES: &[Case] = cases! {
     "unknown field of a service": "    port: 80" => "    prot: 80",
         "7:5: prot: unknown field; the fields here are name, address, port, node_port, protocol, mode, table_size, traffic_policy, source_ranges, session_affinity, health, backends";
     "unknown field of a backend": "weight" => "wieght",
-        "11:29: wieght: unknown field; the fields here are address, port, node, weight";
+        "11:29: wieght: unknown field; the fields here are address, port, node, weight, drain";
     "unknown field of sources": "interfaces:" => "sources: {ipv5: 1}\ninterfaces:",
         "1:11: ipv5: unknown field; the fields here are ipv4, ipv6, ipv4_prefix, ipv6_prefix";
     "unknown field of tables": "interfaces:" => "tables: {lut: 1}\ninterfaces:",
@@ -710,7 +723,13 @@ const CASES: &[Case] = cases! {
     "source range twice": "    port: 80" => "    source_ranges: [192.0.2.1, 192.0.2.1/32]\n    port: 80",
         "7:32: services[0].source_ranges[1] \"192.0.2.1/32\": this range is already listed at 7:21; list each range once";
     "weight 0": "weight: 3" => "weight: 0",
-        "11:37: services[0].backends[1].weight \"0\": weight 0 gives the backend no slot; use a weight from 1 to 65535; to stop its traffic, remove the backend";
+        "11:37: services[0].backends[1].weight \"0\": weight 0 gives the backend no slot; use a weight from 1 to 65535; to stop its traffic, set drain: true or remove the backend";
+    "drain by another word": "weight: 3" => "drain: on",
+        "11:36: services[0].backends[1].drain \"on\": neither true nor false; use true or false";
+    "weight of a backend that drains": "weight: 3" => "drain: true, weight: 0",
+        "11:49: services[0].backends[1].weight \"0\": weight 0 gives the backend no slot; use a weight from 1 to 65535; to stop its traffic, set drain: true or remove the backend";
+    "last backend drains": "      - address: 10.0.0.1\n      - {address: 10.0.0.2, weight: 3}" => "      - {address: 10.0.0.2, drain: true}",
+        "5:5: services[0].backends: all backends drain, so nobody takes new connections; leave one without drain; to reject new connections, list no backends: []";
     "weight 65536": "weight: 3" => "weight: 65536",
         "11:37: services[0].backends[1].weight \"65536\": the weight is too large; use a weight from 1 to 65535";
     "weight of 40 digits": "weight: 3" => "weight: 1234567890123456789012345678901234567890",

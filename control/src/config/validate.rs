@@ -17,7 +17,7 @@ use std::collections::btree_map::Entry;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use imbl::{OrdMap, OrdSet};
+use imbl::OrdSet;
 use serde_saphyr::Spanned;
 
 pub(crate) use self::health::HealthDefaults;
@@ -29,7 +29,7 @@ use super::problem::{Position, Problem};
 use super::{
     Config, DEFAULT_HASH_SEED, DEFAULT_PIN_DIR, DEFAULT_SOCKET, Origins, Source, raw, shorten,
 };
-use crate::desired::{Desired, ForwardMode};
+use crate::desired::{BackendSpec, Desired, ForwardMode, ServiceSpec};
 
 /// `sockaddr_un` holds 108 bytes; the last one is a zero.
 const MAX_SOCKET_PATH: usize = 107;
@@ -106,11 +106,14 @@ impl Rules {
                 announce: self.announce(file, source),
                 mend: self.mend(file),
                 node_health: node_health.unwrap_or(true),
+                draining: services
+                    .iter()
+                    .filter_map(|(key, service)| Some((*key, draining(&service.spec)?)))
+                    .collect(),
                 services: services
                     .into_iter()
                     .map(|(key, service)| (key, Arc::new(service)))
                     .collect(),
-                draining: OrdMap::new(),
             },
             interfaces,
             tables,
@@ -240,6 +243,13 @@ fn note<T: Ord>(seen: &mut BTreeMap<T, Position>, value: T, at: Position) -> Res
 }
 
 /// Returns the position where a value is used; for a YAML alias that is not where it is defined.
+/// Returns the backends of a service that drain, if there are any.
+fn draining(spec: &ServiceSpec) -> Option<Arc<[BackendSpec]>> {
+    let draining = spec.backends.iter().filter(|backend| !backend.is_sharing());
+    let draining: Arc<[BackendSpec]> = draining.copied().collect();
+    (!draining.is_empty()).then_some(draining)
+}
+
 fn position<T>(spanned: &Spanned<T>) -> Position {
     spanned.referenced.into()
 }

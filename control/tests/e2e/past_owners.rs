@@ -35,9 +35,17 @@ fn without(config: &str, pod: &Machine) -> String {
 }
 
 fn heavier(config: &str, pod: &Machine) -> String {
+    with(config, pod, "weight: 6")
+}
+
+fn drained(config: &str, pod: &Machine) -> String {
+    with(config, pod, "drain: true")
+}
+
+fn with(config: &str, pod: &Machine, field: &str) -> String {
     let lines = config.lines().map(|line| {
         if is_about(line, pod) {
-            format!("{}\n", line.replace(" }", ", weight: 6 }"))
+            format!("{}\n", line.replace(" }", &format!(", {field} }}")))
         } else {
             format!("{line}\n")
         }
@@ -159,5 +167,21 @@ fn connections_stay_where_they_are_when_a_pod_gets_another_weight() {
     connections_stay(unchanged, heavier, |pod, moved, fresh| {
         assert!(moved.iter().all(|flow| flow.node != pod));
         assert!(pods_of(fresh).contains(pod));
+    });
+}
+
+#[test]
+fn connections_of_a_pod_that_drains_go_on() {
+    connections_stay(unchanged, drained, |pod, moved, fresh| {
+        assert!(moved.iter().any(|flow| flow.node == pod));
+        assert!(!pods_of(fresh).contains(pod), "it gets no new ones");
+    });
+}
+
+#[test]
+fn a_pod_gets_new_connections_when_its_drain_ends() {
+    connections_stay(drained, unchanged, |pod, moved, fresh| {
+        assert!(moved.iter().all(|flow| flow.node != pod));
+        assert!(pods_of(fresh).contains(pod), "it gets new ones");
     });
 }

@@ -159,7 +159,7 @@ pub fn backends<'r>(backends: impl Into<Cow<'r, [Backend]>>, columns: Columns, p
         notes.extend(health_note(backend));
         if backend.draining {
             notes.push(format!(
-                "{name} {address}: terminating, takes no new connections"
+                "{name} {address}: draining, takes no new connections"
             ));
         }
         if backend.left_out {

@@ -214,7 +214,7 @@ fn draining_backends_are_named() {
         ..backend()
     };
     let page = backends(&[backend(), draining], USUAL);
-    let note = "  web-v6 2001:db8::112: terminating, takes no new connections\n";
+    let note = "  web-v6 2001:db8::112: draining, takes no new connections\n";
     assert_eq!(page.matches(note).count(), 1, "{page}");
     assert_fits(&page);
 }

@@ -55,6 +55,8 @@ impl Rules {
             let text = backend.value.weight.as_ref();
             let weight = self.read(&at("weight"), text, weight);
             let weight = weight.or(text.is_none().then_some(1));
+            let drain = self.read(&at("drain"), &backend.value.drain, truth);
+            let weight = weight.map(|weight| if drain == Some(true) { 0 } else { weight });
             let Some(spec) = self.backend(&field, backend, shape) else {
                 continue;
             };
@@ -70,6 +72,11 @@ impl Rules {
                     self.refuse(&at("address"), text, refusal(reason, remedy));
                 }
             }
+        }
+        if !backends.is_empty() && !backends.iter().any(BackendSpec::is_sharing) {
+            let reason = "all backends drain, so nobody takes new connections";
+            let remedy = "leave one without drain; to reject new connections, list no backends: []";
+            self.report(Some(position(entry)), field, "", refusal(reason, remedy));
         }
         // The order in the file must not affect the lookup table.
         backends.sort_unstable();
@@ -227,7 +234,8 @@ impl Rules {
         spec: &ServiceSpec,
         seed: u64,
     ) {
-        let backends = spec.backends.len();
+        let sharing = || spec.sharing();
+        let backends = sharing().count();
         let log2 = spec.log2_slots_for(backends).unwrap_or(MAX_LOG2_LEN);
         let slots = 1_usize << log2;
         let at = Some(position(entry));
@@ -241,19 +249,17 @@ impl Rules {
             }
             return;
         }
-        let weights = spec
-            .backends
-            .iter()
-            .map(|backend| u64::from(backend.weight));
+        let weights = sharing().map(|backend| u64::from(backend.weight));
         let total: u64 = weights.clone().sum();
         // Only a share of less than one slot can be rounded down to none. Then the table itself is computed to
         // find out.
         if !weights.into_iter().any(|weight| weight << log2 < total) {
             return;
         }
-        let members: Vec<Member> = spec.backends.iter().map(BackendSpec::member).collect();
-        if let Err(MaglevError::NoSlot { member }) = maglev::table(seed, &members, log2) {
-            let backend = spec.backends[member];
+        let members: Vec<Member> = sharing().map(BackendSpec::member).collect();
+        if let Err(MaglevError::NoSlot { member }) = maglev::table(seed, &members, log2)
+            && let Some(backend) = sharing().nth(member)
+        {
             let weight = backend.weight;
             let reason = format!(
                 "weight {weight} of a total of {total} is too small for one of {slots} slots"
@@ -266,12 +272,20 @@ impl Rules {
     }
 }
 
+fn truth(text: &str) -> Result<bool, Refusal> {
+    values::word(
+        text,
+        &[("true", true), ("false", false)],
+        "neither true nor false",
+    )
+}
+
 fn weight(text: &str) -> Result<u32, Refusal> {
     let remedy = format!("use a weight from 1 to {MAX_WEIGHT}");
     match decimal::<u128>(text) {
         Some(0) => Err(refusal(
             "weight 0 gives the backend no slot",
-            format!("{remedy}; to stop its traffic, remove the backend"),
+            format!("{remedy}; to stop its traffic, set drain: true or remove the backend"),
         )),
         Some(weight) => match u32::try_from(weight) {
             Ok(weight) if weight <= MAX_WEIGHT => Ok(weight),

@@ -104,7 +104,7 @@ impl Rules {
         slots: u32,
     ) {
         let tables = services.values().map(|service| {
-            let log2 = service.spec.log2_slots_for(service.spec.backends.len());
+            let log2 = service.spec.log2_slots_for(service.spec.sharing().count());
             1_u64 << log2.unwrap_or(MAX_LOG2_LEN)
         });
         // One slot more: slot 0 is never used.

@@ -227,7 +227,8 @@ impl Agent {
         let may_attach = self.attachments.look_for_unattached(wanted) || lost;
         let moved = self.look_for_pod_devices();
         self.mending.forget_queues();
-        if self.machine == before && !found && !may_attach && !moved {
+        let gone = self.departed_pods.has_lost_device();
+        if self.machine == before && !found && !may_attach && !moved && !gone {
             let outcome = self.next_hops.refresh(&mut self.tables);
             let outcome = outcome.map_err(|error| chain(&error));
             self.problems.note(Instant::now(), Item::NextHops, outcome);

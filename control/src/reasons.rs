@@ -173,7 +173,7 @@ explanations! {
             "More segments of connections that no node knows than this node returns, or this edge looks for the owners of: ten thousand a second on each CPU.";
             "After a change of backends, clients send again. Without one, somebody sends segments of no connection: see where from with `guideway capture reason return_limited -w FILE`.";
         "return_refused": "returned by another node";
-            "A packet claims to be returned, but it does not come from the node that it was sent to. When a pinned connection ends, those of its segments that are under way are among them: the client sends them again.";
+            "A packet claims to be returned, but it does not come from the node that it was sent to.";
             "A few are normal while backends change. If there are many, somebody forges them: let no other machine send from the nodes' addresses.";
         "return_unexpected": "returned, but never sent so";
             "A packet claims to be returned, but with more tries left than its slot has had owners, or with none.";
@@ -296,7 +296,7 @@ explanations! {
             "A neighbour asked for the MAC of an announced address.";
             NOTHING;
         "returned": "unknown connection, to the edge";
-            "A segment of a connection that this node does not know. The edge that sent it has other owners for the flow's slot, and tries them.";
+            "A segment of a connection that this node does not know, or an ICMP error about one. The edge that sent it has other owners for the flow's slot, and tries them.";
             NOTHING;
     }
     to_client {
@@ -309,7 +309,7 @@ explanations! {
     }
     to_node {
         "retried": "returned, next owner is tried";
-            "A node returned a segment whose connection it does not know, and this edge sends it to another backend that has owned the flow's slot, or to the present one again.";
+            "A node returned a packet whose connection it does not know, and this edge sends it to another backend that has owned the flow's slot, or to the present one again.";
             "Nothing, after backends of a service have changed: each connection of a backend that lost its slot is looked for once. If it goes on without a change, look for the clients of dead connections with `guideway capture to_node -w FILE`.";
     }
     punt {

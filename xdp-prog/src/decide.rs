@@ -5,8 +5,10 @@
 //! answers that this machine gives itself.
 
 mod address;
+pub(crate) mod allowance;
 pub mod answer;
 pub mod edge;
+mod flow_of;
 pub mod fragment;
 mod head;
 pub mod icmp;

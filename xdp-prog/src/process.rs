@@ -2,8 +2,8 @@
 
 use crate::{
     decide::{
-        answer,
-        edge::{self, neighbour, past, probe, returned, send},
+        allowance, answer,
+        edge::{self, ask_here, neighbour, past, probe, returned, send},
         fragment, icmp, nat,
         node::{
             ask, decap,
@@ -97,6 +97,7 @@ pub fn resume<F: FrameMut + FrameSum, T: World>(
             Err(verdict) => verdict,
         },
         Stage::Ask => return Action::Continue(ask::decide(frame, tables)),
+        Stage::AskHere => ask_here::decide(frame, tables),
         Stage::Return => return action_or_drop(tables, return_to_edge(frame, tables)),
         Stage::Send => match send::decide(frame, tables) {
             (Verdict::Forward(forward), true) => {
@@ -238,7 +239,7 @@ fn hand_to_pod<F: FrameMut, T: World>(
 /// Returns a packet whose connection is not known here.
 #[inline(always)]
 fn return_to_edge<F: FrameMut, T: World>(frame: &mut F, tables: &T) -> Result<Action, DropReason> {
-    if !returned::take_allowance(tables) {
+    if !allowance::take_return(tables) {
         return Err(DropReason::ReturnLimited);
     }
     rewrite::send_back(frame)?;

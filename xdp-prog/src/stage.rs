@@ -48,21 +48,23 @@ pub enum Stage {
     Decap = 18,
     /// Hands frames to the agent that XDP cannot finish, or ends them where nobody takes them.
     Punt = 19,
-    /// Edge role: TCP of a slot that has had other owners.
+    /// Edge role: packets of slots that have had other owners.
     Past = 20,
     /// Edge role: takes a packet that a node has returned.
     Returned = 21,
-    /// Node role: delivers a TCP segment if its connection is known here.
+    /// Node role: delivers a packet of a TCP connection if that is known here.
     Ask = 22,
     /// Edge role: sends a packet to the backend that an earlier stage has chosen.
     Send = 23,
-    /// Node role: returns a TCP segment whose connection is not known here to the edge.
+    /// Node role: returns a packet whose TCP connection is not known here to the edge.
     Return = 24,
+    /// Edge and node in one machine: looks for a TCP connection at this machine's own pods.
+    AskHere = 25,
 }
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 26] = [
         Self::Receive,
         Self::Local,
         Self::Icmp,
@@ -88,9 +90,10 @@ impl Stage {
         Self::Ask,
         Self::Send,
         Self::Return,
+        Self::AskHere,
     ];
     /// Number of places in `STAGES`: one more than the highest index.
-    pub const PLACES: usize = 25;
+    pub const PLACES: usize = 26;
 
     /// Returns the index in `STAGES`.
     pub const fn index(self) -> u32 {
@@ -103,7 +106,12 @@ impl Stage {
     pub const fn takes_mended(self) -> bool {
         matches!(
             self,
-            Self::Fragment | Self::FragmentWithin | Self::NatFragment | Self::Decap
+            Self::Fragment
+                | Self::FragmentWithin
+                | Self::NatFragment
+                | Self::Decap
+                | Self::Send
+                | Self::Return
         )
     }
 
@@ -135,6 +143,7 @@ impl Stage {
             Self::Ask => "guideway_ask",
             Self::Send => "guideway_send",
             Self::Return => "guideway_return",
+            Self::AskHere => "guideway_ask_here",
         }
     }
 }

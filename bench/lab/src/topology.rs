@@ -29,7 +29,7 @@ mod builder;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 pub use self::builder::{Builder, client_addresses, node_addresses};
-use crate::{Error, Link, Machine, Namespace, Result, Route, machine::FarEnd, route::cidr};
+use crate::{Cidr, Error, Link, Machine, Namespace, Result, Route, machine::FarEnd, route::cidr};
 
 /// Returns the `n`-th address of the IPv4 prefix that the router sends to edges.
 pub fn vip_v4(n: u8) -> Ipv4Addr {
@@ -106,8 +106,7 @@ impl Topology {
     ///
     /// [`Error::Kernel`] when an edge is unreachable, [`Error::Invalid`] when there is no such edge.
     pub fn route_vips(&self, edges: &[usize]) -> Result<()> {
-        let mut v4 = Route::to(cidr(vip_v4(0), 24));
-        let mut v6 = Route::to(cidr(vip_v6(0), 112));
+        let [mut v4, mut v6] = Self::vips().map(Route::to);
         for &index in edges {
             let edge = self.edges.get(index).ok_or_else(|| Error::Invalid {
                 what: "edge",
@@ -119,6 +118,11 @@ impl Topology {
         }
         self.router.replace_route(&v4)?;
         self.router.replace_route(&v6)
+    }
+
+    /// Returns the prefixes of the VIPs, IPv4 first.
+    pub fn vips() -> [Cidr; 2] {
+        [cidr(vip_v4(0), 24), cidr(vip_v6(0), 112)]
     }
 
     fn wait_until_ready(&self) -> Result<()> {

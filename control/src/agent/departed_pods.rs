@@ -2,14 +2,14 @@
 //!
 //! A pod that no slice lists any more, because a selector changed or the pod is about to end, keeps its connections.
 //! Edges hear of its departure later than this machine, and go on to send it what belongs to it for a day. So it is
-//! delivered to, without a share of new connections, for as long as some network namespace here has its address.
+//! delivered to, without a share of new connections, for as long as a network namespace here has its address, by a device
+//! that the pod had: another pod may get the address within seconds.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fastpath::facts;
+use fastpath::facts::{self, PodAddresses};
 use fastpath::tables::{BackendKey, Tables};
 
 use crate::chain::chain;
@@ -26,8 +26,18 @@ const KEPT: Duration = Duration::from_secs(24 * 3600);
 pub(super) struct DepartedPods {
     /// The services at the last look; `None` before the first one.
     seen: Option<Services>,
-    /// When each was first missed.
-    pods: BTreeMap<ServiceKey, BTreeMap<BackendKey, Instant>>,
+    pods: BTreeMap<ServiceKey, BTreeMap<BackendKey, Departed>>,
+    /// Whether pods may have gone since the addresses were last listed.
+    is_due: bool,
+}
+
+/// A pod that has left.
+#[derive(Clone, Debug)]
+struct Departed {
+    /// When it was first missed.
+    since: Instant,
+    /// The indices of the devices that led to it; `None` until they are known.
+    devices: Option<BTreeSet<u32>>,
 }
 
 impl DepartedPods {
@@ -36,20 +46,39 @@ impl DepartedPods {
     pub(super) fn keep(&mut self, services: &Services, tables: &Tables, now: Instant) -> Services {
         let own_pods = |key: &ServiceKey| tables.own_pods(key);
         self.follow(services, own_pods, now);
-        self.drop_gone(now);
+        // To list all addresses takes a request for each pod here.
+        if (self.is_due || self.any(|_, departed| departed.devices.is_none()))
+            && let Some(there) = addresses()
+        {
+            self.retain_there(&there, now);
+            self.is_due = false;
+        }
         self.added_to(services)
     }
 
     /// Returns whether any of the pods has gone, so that its service has to be changed.
-    pub(super) fn has_gone(&self, now: Instant) -> bool {
+    pub(super) fn has_gone(&mut self, now: Instant) -> bool {
         if self.pods.is_empty() {
             return false;
         }
         let Some(there) = addresses() else {
             return false;
         };
+        self.is_due |= self.any(|pod, departed| !departed.is_kept(pod, &there, now));
+        self.is_due
+    }
+
+    /// Returns whether the device of any of the pods has gone, which asks the kernel for less than
+    /// [`Self::has_gone`].
+    pub(super) fn has_lost_device(&mut self) -> bool {
+        let is_lost = |index: &u32| !facts::has_device(*index);
+        self.is_due |= self.any(|_, departed| departed.devices.iter().flatten().any(is_lost));
+        self.is_due
+    }
+
+    fn any(&self, is: impl Fn(&BackendKey, &Departed) -> bool) -> bool {
         let mut pods = self.pods.values().flatten();
-        pods.any(|(pod, since)| !is_kept(pod, *since, &there, now))
+        pods.any(|(pod, departed)| is(pod, departed))
     }
 
     fn follow(
@@ -76,25 +105,24 @@ impl DepartedPods {
             departed.retain(|pod, _| !listed.contains(pod));
             for pod in own_pods(key) {
                 if !listed.contains(&pod) {
-                    departed.entry(pod).or_insert(now);
+                    departed.entry(pod).or_insert(Departed {
+                        since: now,
+                        devices: None,
+                    });
                 }
             }
         }
         self.pods.retain(|_, departed| !departed.is_empty());
     }
 
-    fn drop_gone(&mut self, now: Instant) {
-        if self.pods.is_empty() {
-            return;
-        }
-        if let Some(there) = addresses() {
-            self.retain_there(&there, now);
-        }
-    }
-
-    fn retain_there(&mut self, there: &BTreeSet<IpAddr>, now: Instant) {
+    /// Drops the pods that are not there, and notes the devices of the others.
+    fn retain_there(&mut self, there: &PodAddresses, now: Instant) {
         for departed in self.pods.values_mut() {
-            departed.retain(|pod, since| is_kept(pod, *since, there, now));
+            departed.retain(|pod, departed| {
+                let is_kept = departed.is_kept(pod, there, now);
+                departed.note_devices(devices_of(pod, there));
+                is_kept
+            });
         }
         self.pods.retain(|_, departed| !departed.is_empty());
     }
@@ -130,13 +158,32 @@ fn returns(key: &ServiceKey, spec: &ServiceSpec) -> bool {
     key.protocol == Protocol::Tcp && spec.mode == ForwardMode::Ipip
 }
 
-fn is_kept(pod: &BackendKey, since: Instant, there: &BTreeSet<IpAddr>, now: Instant) -> bool {
-    let has_address = pod.pod.is_some_and(|pod| there.contains(&pod.ip()));
-    has_address && now.saturating_duration_since(since) < KEPT
+impl Departed {
+    /// Notes the devices that lead to the pod; later ones may be another pod's.
+    fn note_devices(&mut self, present: Option<&BTreeSet<u32>>) {
+        match (&mut self.devices, present) {
+            (Some(known), Some(present)) => known.retain(|index| present.contains(index)),
+            (None, Some(present)) => self.devices = Some(present.clone()),
+            (_, None) => {}
+        }
+    }
+
+    fn is_kept(&self, pod: &BackendKey, there: &PodAddresses, now: Instant) -> bool {
+        let is_same = |devices: &BTreeSet<u32>| {
+            let known = self.devices.as_ref();
+            known.is_none_or(|known| !known.is_disjoint(devices))
+        };
+        devices_of(pod, there).is_some_and(is_same)
+            && now.saturating_duration_since(self.since) < KEPT
+    }
+}
+
+fn devices_of<'a>(pod: &BackendKey, there: &'a PodAddresses) -> Option<&'a BTreeSet<u32>> {
+    there.get(&pod.pod?.ip())
 }
 
 /// Returns the addresses of pods here; `None` if the kernel does not tell.
-fn addresses() -> Option<BTreeSet<IpAddr>> {
+fn addresses() -> Option<PodAddresses> {
     match facts::pod_addresses() {
         Ok(there) => Some(there),
         Err(error) => {
@@ -183,6 +230,16 @@ services:
         pods.map(text).collect()
     }
 
+    /// Pods' addresses, each with the index of a device.
+    fn addresses(pods: &[([u8; 4], u32)]) -> PodAddresses {
+        let mut there = PodAddresses::new();
+        for (address, device) in pods {
+            let devices = there.entry((*address).into()).or_default();
+            devices.insert(*device);
+        }
+        there
+    }
+
     /// What the tables have: the pods of all services.
     fn delivered(all: &Services) -> impl Fn(&ServiceKey) -> Vec<BackendKey> {
         let all = all.clone();
@@ -200,7 +257,7 @@ services:
         let all = services(SERVICES);
         let without = "      - {address: 10.244.1.6, node: 10.0.0.1}\n";
         let fewer = services(&SERVICES.replace(without, ""));
-        let there: BTreeSet<IpAddr> = [[10, 244, 1, 5].into(), [10, 244, 1, 6].into()].into();
+        let there = addresses(&[([10, 244, 1, 5], 7), ([10, 244, 1, 6], 8)]);
         let start = Instant::now();
         let mut departed = DepartedPods::default();
         departed.follow(&all, delivered(&all), start);
@@ -221,8 +278,53 @@ services:
 
         departed.follow(&all, delivered(&all), start);
         departed.follow(&fewer, delivered(&all), start);
-        departed.retain_there(&[[10, 244, 1, 5].into()].into(), start);
+        departed.retain_there(&addresses(&[([10, 244, 1, 5], 7)]), start);
         assert_eq!(departed.added_to(&fewer), fewer, "it has gone");
+    }
+
+    #[test]
+    fn another_pod_that_gets_the_address_is_not_delivered_to() {
+        let all = services(SERVICES);
+        let without = "      - {address: 10.244.1.6, node: 10.0.0.1}\n";
+        let fewer = services(&SERVICES.replace(without, ""));
+        let start = Instant::now();
+        let mut departed = DepartedPods::default();
+        departed.follow(&all, delivered(&all), start);
+        departed.follow(&fewer, delivered(&all), start);
+        departed.retain_there(&addresses(&[([10, 244, 1, 6], 8)]), start);
+        let kept = departed.added_to(&fewer);
+        assert_ne!(kept, fewer);
+        let second = [([10, 244, 1, 6], 8), ([10, 244, 1, 6], 9)];
+        departed.retain_there(&addresses(&second), start);
+        assert_eq!(departed.added_to(&fewer), kept);
+        departed.retain_there(&addresses(&[([10, 244, 1, 6], 9)]), start);
+        assert_eq!(
+            departed.added_to(&fewer),
+            fewer,
+            "it is another's, or as good as that"
+        );
+    }
+
+    #[test]
+    fn addresses_are_listed_when_a_pod_has_left_and_when_a_device_has_gone() {
+        let all = services(SERVICES);
+        let without = "      - {address: 10.244.1.6, node: 10.0.0.1}\n";
+        let fewer = services(&SERVICES.replace(without, ""));
+        let start = Instant::now();
+        let mut departed = DepartedPods::default();
+        departed.follow(&all, delivered(&all), start);
+        departed.follow(&fewer, delivered(&all), start);
+        assert!(departed.any(|_, pod| pod.devices.is_none()));
+        // The loopback device has the first index of every namespace.
+        departed.retain_there(&addresses(&[([10, 244, 1, 6], 1)]), start);
+        assert!(!departed.any(|_, pod| pod.devices.is_none()));
+        assert!(!departed.has_lost_device());
+        let lost = addresses(&[([10, 244, 1, 6], i32::MAX.unsigned_abs())]);
+        departed.pods.clear();
+        departed.seen = Some(all.clone());
+        departed.follow(&fewer, delivered(&all), start);
+        departed.retain_there(&lost, start);
+        assert!(departed.has_lost_device());
     }
 
     #[test]

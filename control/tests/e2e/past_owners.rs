@@ -1,11 +1,13 @@
 //! TCP connections stay at their pods while the pods of a service change, although other pods own their slots by then.
+//! The edge is a machine of its own, or a node with pods.
 
 use std::collections::BTreeSet;
 
-use lab::{Machine, Topology};
+use lab::{Cidr, Machine, Route, Topology, output};
 
+use crate::path_mtu::learnt_mtu;
 use crate::support::{
-    Agent, Cluster, Flow, Mode, PodService, Protocol, Service, Traffic, cluster_config,
+    Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, Traffic, cluster_config,
     serve_on_pods,
 };
 
@@ -66,39 +68,108 @@ fn owner(edge: &Agent<'_>, net: &Topology, flow: &Flow) -> String {
     net.pods().find(is_owner).unwrap().label().to_owned()
 }
 
-/// Holds connections while what the file says of a pod changes; calls `check` with the pod and those among them whose
-/// slots have another owner by then.
-fn connections_stay(before: Edit, after: Edit, check: impl Fn(&str, &[&Flow], &[Flow])) {
-    let net = Topology::builder().pods(2).build().unwrap();
-    let services: Vec<PodService<'_>> = Service::all(&[Mode::IpipV4, Mode::IpipV6])
-        .into_iter()
-        .filter(|service| service.protocol == Protocol::Tcp)
-        .map(PodService::over_all)
-        .collect();
-    let plain: Vec<Service> = services.iter().map(|service| service.service).collect();
-    let _echoes = serve_on_pods(&net, &services);
-    let pod = net.pods().next().unwrap();
-    let config = cluster_config(&net, &services);
-    let launch = |machine| Agent::launch(machine, &before(&config, pod));
-    let mut nodes: Vec<Agent<'_>> = net.nodes().iter().map(launch).collect();
-    let mut edge = launch(&net.edges()[0]);
-    edge.wait_until_ready();
-    nodes.iter_mut().for_each(Agent::wait_until_ready);
+/// An edge of its own before two nodes with two pods each.
+fn edge_apart() -> Topology {
+    Topology::builder().pods(2).build().unwrap()
+}
 
+/// Two nodes with two pods each, of which the first is the edge.
+fn edge_with_pods() -> Topology {
+    let net = Topology::builder().edges(0).pods(2).build().unwrap();
+    let edge = &net.nodes()[0];
+    for (vips, edge) in Topology::vips().into_iter().zip([edge.v4(), edge.v6()]) {
+        let route = Route::to(vips).via(edge);
+        net.router().replace_route(&route).unwrap();
+    }
+    net
+}
+
+/// The agents of a network, with TCP services over all pods.
+struct Agents<'net> {
+    net: &'net Topology,
+    services: Vec<Service>,
+    config: String,
+    /// The edge's is the first; behind it are the nodes', of which one may be the edge's.
+    agents: Vec<Agent<'net>>,
+    _echoes: Vec<Echo>,
+}
+
+impl<'net> Agents<'net> {
+    fn start(net: &'net Topology, pod: &Machine, before: Edit) -> Self {
+        let services: Vec<PodService<'_>> = Service::all(&[Mode::IpipV4, Mode::IpipV6])
+            .into_iter()
+            .filter(|service| service.protocol == Protocol::Tcp)
+            .map(PodService::over_all)
+            .collect();
+        let echoes = serve_on_pods(net, &services);
+        let config = cluster_config(net, &services);
+        let machines = net.edges().iter().chain(net.nodes());
+        Self {
+            net,
+            services: services.iter().map(|service| service.service).collect(),
+            agents: Agent::start_all(machines, &before(&config, pod)),
+            config,
+            _echoes: echoes,
+        }
+    }
+
+    fn edge(&self) -> &Agent<'net> {
+        &self.agents[0]
+    }
+
+    fn nodes(&self) -> &[Agent<'net>] {
+        &self.agents[self.net.edges().len()..]
+    }
+
+    fn change(&self, pod: &Machine, after: Edit) {
+        for agent in &self.agents {
+            agent.write_config(&after(&self.config, pod));
+        }
+        for agent in &self.agents {
+            agent.wait_for_reloads(2);
+        }
+    }
+
+    /// The label of the pod that owns the slot of a flow.
+    fn owner(&self, flow: &Flow) -> String {
+        owner(self.edge(), self.net, flow)
+    }
+
+    /// Tells whether this is a pod of the edge's own machine.
+    fn is_at_edge(&self, label: &str) -> bool {
+        let pods = self.edge().machine().pods();
+        pods.iter().any(|pod| pod.label() == label)
+    }
+
+    fn retried(&self) -> u64 {
+        Cluster::packets(self.edge(), "to_node", "retried")
+    }
+}
+
+/// A connection whose slot has another owner by now.
+struct Moved<'a> {
+    flow: &'a Flow,
+    owner: String,
+}
+
+/// Holds connections while what the file says of a pod changes; calls `check` with the agents, those among the
+/// connections whose slots have another owner by then, and new ones.
+fn connections_stay(
+    net: &Topology,
+    pod: &Machine,
+    (before, after): (Edit, Edit),
+    check: impl Fn(&Agents<'_>, &[Moved<'_>], &[Flow]),
+) {
+    let agents = Agents::start(net, pod, before);
     let client = &net.clients()[0];
-    let mut idle = Flow::open_many(client, &plain, FLOWS);
-    let traffic = Traffic::over(Flow::open_many(client, &plain, FLOWS));
+    let mut idle = Flow::open_many(client, &agents.services, FLOWS);
+    let traffic = Traffic::over(Flow::open_many(client, &agents.services, FLOWS));
     traffic.wait_for_rounds(ROUNDS);
     for flow in &idle {
-        assert_eq!(owner(&edge, &net, flow), flow.node, "before the change");
+        assert_eq!(agents.owner(flow), flow.node, "before the change");
     }
 
-    for agent in nodes.iter().chain([&edge]) {
-        agent.write_config(&after(&config, pod));
-    }
-    for agent in nodes.iter().chain([&edge]) {
-        agent.wait_for_reloads(2);
-    }
+    agents.change(pod, after);
     traffic.wait_for_rounds(ROUNDS);
     traffic.stop_unharmed();
     for flow in &mut idle {
@@ -112,31 +183,38 @@ fn connections_stay(before: Edit, after: Edit, check: impl Fn(&str, &[&Flow], &[
         }
     }
 
-    let elsewhere = |flow: &&Flow| owner(&edge, &net, flow) != flow.node;
-    let moved: Vec<&Flow> = idle.iter().filter(elsewhere).collect();
+    let moved = idle.iter().map(|flow| Moved {
+        flow,
+        owner: agents.owner(flow),
+    });
+    let moved: Vec<Moved<'_>> = moved
+        .filter(|moved| moved.owner != moved.flow.node)
+        .collect();
     assert!(
         !moved.is_empty(),
         "no slot of a connection has another owner"
     );
-    assert!(Cluster::packets(&edge, "to_node", "retried") >= moved.len() as u64);
-    let returned = nodes
+    // What is returned within the edge's machine takes no frame.
+    let apart = moved
         .iter()
-        .map(|node| Cluster::packets(node, "reply", "returned"));
-    assert!(returned.sum::<u64>() >= moved.len() as u64);
+        .filter(|moved| !agents.is_at_edge(&moved.owner));
+    let apart = apart.count() as u64;
+    let returned = agents.nodes().iter();
+    let returned = returned.map(|node| Cluster::packets(node, "reply", "returned"));
+    assert!(returned.sum::<u64>() >= apart);
     // A pin spares the second packet the way back.
-    let retried = || Cluster::packets(&edge, "to_node", "retried");
-    let before = retried();
-    let fresh = Flow::open_many(client, &plain, FLOWS);
+    let before = agents.retried();
+    let fresh = Flow::open_many(client, &agents.services, FLOWS);
     for flow in &fresh {
-        assert_eq!(owner(&edge, &net, flow), flow.node, "a new connection");
+        assert_eq!(agents.owner(flow), flow.node, "a new connection");
     }
-    check(pod.label(), &moved, &fresh);
+    check(&agents, &moved, &fresh);
     drop(moved);
     for flow in &mut idle {
         assert_eq!(flow.ask().unwrap(), flow.node);
     }
     assert_eq!(
-        retried(),
+        agents.retried(),
         before,
         "what is pinned, or new, is not looked for"
     );
@@ -146,42 +224,163 @@ fn pods_of(flows: &[Flow]) -> BTreeSet<&str> {
     flows.iter().map(|flow| flow.node.as_str()).collect()
 }
 
+fn connections_of_a_removed_pod_go_on(
+    net: &Topology,
+    pod: &Machine,
+    check: impl Fn(&Agents<'_>, &[Moved<'_>]),
+) {
+    connections_stay(net, pod, (unchanged, without), |agents, moved, fresh| {
+        assert!(moved.iter().any(|moved| moved.flow.node == pod.label()));
+        assert!(!pods_of(fresh).contains(pod.label()), "it gets no new ones");
+        check(agents, moved);
+    });
+}
+
 #[test]
 fn connections_of_a_pod_that_is_removed_go_on() {
-    connections_stay(unchanged, without, |pod, moved, fresh| {
-        assert!(moved.iter().any(|flow| flow.node == pod));
-        assert!(!pods_of(fresh).contains(pod), "it gets no new ones");
+    let net = edge_apart();
+    let pod = net.pods().next().unwrap();
+    connections_of_a_removed_pod_go_on(&net, pod, |agents, moved| {
+        assert!(agents.retried() >= moved.len() as u64);
     });
 }
 
 #[test]
 fn connections_stay_where_they_are_when_a_pod_is_added() {
-    connections_stay(without, unchanged, |pod, moved, fresh| {
-        assert!(moved.iter().all(|flow| flow.node != pod));
-        assert!(pods_of(fresh).contains(pod), "it gets new ones");
+    let net = edge_apart();
+    let pod = net.pods().next().unwrap();
+    connections_stay(&net, pod, (without, unchanged), |agents, moved, fresh| {
+        assert!(moved.iter().all(|moved| moved.flow.node != pod.label()));
+        assert!(pods_of(fresh).contains(pod.label()), "it gets new ones");
+        assert!(agents.retried() >= moved.len() as u64);
     });
 }
 
 #[test]
 fn connections_stay_where_they_are_when_a_pod_gets_another_weight() {
-    connections_stay(unchanged, heavier, |pod, moved, fresh| {
-        assert!(moved.iter().all(|flow| flow.node != pod));
-        assert!(pods_of(fresh).contains(pod));
+    let net = edge_apart();
+    let pod = net.pods().next().unwrap();
+    connections_stay(&net, pod, (unchanged, heavier), |agents, moved, fresh| {
+        assert!(moved.iter().all(|moved| moved.flow.node != pod.label()));
+        assert!(pods_of(fresh).contains(pod.label()));
+        assert!(agents.retried() >= moved.len() as u64);
     });
 }
 
 #[test]
 fn connections_of_a_pod_that_drains_go_on() {
-    connections_stay(unchanged, drained, |pod, moved, fresh| {
-        assert!(moved.iter().any(|flow| flow.node == pod));
-        assert!(!pods_of(fresh).contains(pod), "it gets no new ones");
+    let net = edge_apart();
+    let pod = net.pods().next().unwrap();
+    connections_stay(&net, pod, (unchanged, drained), |agents, moved, fresh| {
+        assert!(moved.iter().any(|moved| moved.flow.node == pod.label()));
+        assert!(!pods_of(fresh).contains(pod.label()), "it gets no new ones");
+        assert!(agents.retried() >= moved.len() as u64);
     });
 }
 
 #[test]
 fn a_pod_gets_new_connections_when_its_drain_ends() {
-    connections_stay(drained, unchanged, |pod, moved, fresh| {
-        assert!(moved.iter().all(|flow| flow.node != pod));
-        assert!(pods_of(fresh).contains(pod), "it gets new ones");
+    let net = edge_apart();
+    let pod = net.pods().next().unwrap();
+    connections_stay(&net, pod, (drained, unchanged), |_, moved, fresh| {
+        assert!(moved.iter().all(|moved| moved.flow.node != pod.label()));
+        assert!(pods_of(fresh).contains(pod.label()), "it gets new ones");
     });
+}
+
+#[test]
+fn connections_of_a_pod_of_the_edge_go_on() {
+    let net = edge_with_pods();
+    let pod = net.nodes()[0].pods().first().unwrap();
+    connections_of_a_removed_pod_go_on(&net, pod, |agents, moved| {
+        for is_at_edge in [false, true] {
+            let mut moved = moved.iter().filter(|moved| moved.flow.node == pod.label());
+            let found = moved.any(|moved| agents.is_at_edge(&moved.owner) == is_at_edge);
+            assert!(found, "owner at the edge: {is_at_edge}");
+        }
+    });
+}
+
+#[test]
+fn connections_of_another_node_go_on_where_pods_of_the_edge_own_their_slots() {
+    let net = edge_with_pods();
+    let pod = net.nodes()[1].pods().first().unwrap();
+    connections_of_a_removed_pod_go_on(&net, pod, |agents, moved| {
+        let mut moved = moved.iter();
+        let is_elsewhere = |moved: &Moved<'_>| !agents.is_at_edge(&moved.flow.node);
+        assert!(moved.any(|moved| is_elsewhere(moved) && agents.is_at_edge(&moved.owner)));
+    });
+}
+
+#[test]
+fn connections_stay_when_a_pod_of_the_edge_is_added() {
+    let net = edge_with_pods();
+    let pod = net.nodes()[0].pods().first().unwrap();
+    connections_stay(&net, pod, (without, unchanged), |agents, moved, fresh| {
+        assert!(moved.iter().all(|moved| moved.flow.node != pod.label()));
+        assert!(pods_of(fresh).contains(pod.label()), "it gets new ones");
+        for is_at_edge in [false, true] {
+            let mut moved = moved.iter();
+            let found = moved.any(|moved| agents.is_at_edge(&moved.flow.node) == is_at_edge);
+            assert!(found, "past owner at the edge: {is_at_edge}");
+        }
+    });
+}
+
+/// How many packets the first node has put together from fragments, whose connection tracking does that for its pods.
+fn reassembled(net: &Topology) -> u64 {
+    let mut nstat = net.nodes()[0].namespace().command("nstat");
+    let table = output(nstat.args(["-a", "-s", "-z", "IpReasmOKs"])).unwrap();
+    let line = table.lines().find(|line| line.starts_with("IpReasmOKs"));
+    let count = line.unwrap().split_whitespace().nth(1).unwrap();
+    count.parse().unwrap()
+}
+
+/// A connection at a past owner learns the MTU of the way to its client, and its segments arrive in fragments.
+fn large_messages_pass(net: &Topology) {
+    const TO_CLIENT_MTU: u32 = 1400;
+    const TO_VIP_MTU: u32 = 1000;
+    const LARGE: usize = 100_000;
+    let pod = net.pods().next().unwrap();
+    let agents = Agents::start(net, pod, unchanged);
+    let client = &net.clients()[0];
+    // Routers may cut what it sends.
+    let namespace = client.namespace();
+    namespace
+        .set_sysctl("net/ipv4/ip_no_pmtu_disc", "1")
+        .unwrap();
+    let mut flows = Flow::open_many(client, &agents.services, FLOWS);
+    agents.change(pod, without);
+    flows.retain(|flow| flow.node == pod.label());
+    let narrow = net.far_end(client).unwrap();
+    for address in [client.v4(), client.v6()] {
+        let route = Route::to(Cidr::host(address)).through(&narrow);
+        net.router().add_route(&route.mtu(TO_CLIENT_MTU)).unwrap();
+    }
+    let [vips, _] = Topology::vips();
+    let route = Route::to(vips).via(agents.edge().machine().v4());
+    net.router().replace_route(&route.mtu(TO_VIP_MTU)).unwrap();
+    let before = reassembled(net);
+    for flow in &mut flows {
+        let of = format!("{} to {}", flow.client, flow.service);
+        let answered = flow.ask_with(&"x".repeat(LARGE));
+        let answered = answered.unwrap_or_else(|error| panic!("{of}: {error}"));
+        assert_eq!(answered, flow.node, "{of}");
+    }
+    for address in [client.v4(), client.v6()] {
+        let mut flows = flows.iter();
+        assert!(flows.any(|flow| flow.client.ip() == address));
+        assert_eq!(learnt_mtu(pod, address), Some(TO_CLIENT_MTU), "{address}");
+    }
+    assert!(reassembled(net) > before, "no segment came in fragments");
+}
+
+#[test]
+fn errors_and_fragments_of_connections_reach_past_owners() {
+    large_messages_pass(&edge_apart());
+}
+
+#[test]
+fn errors_and_fragments_of_connections_reach_past_owners_of_the_edge() {
+    large_messages_pass(&edge_with_pods());
 }

@@ -13,7 +13,7 @@ const EDGE_MTU: u32 = 1400;
 const MEGABYTE: usize = 1 << 20;
 
 /// The path MTU that a machine's kernel remembers.
-fn learnt_mtu(machine: &Machine, to: IpAddr) -> Option<u32> {
+pub(crate) fn learnt_mtu(machine: &Machine, to: IpAddr) -> Option<u32> {
     let to = to.to_string();
     let mut ip = machine.namespace().command("ip");
     let route = output(ip.args(["route", "get", &to])).unwrap();

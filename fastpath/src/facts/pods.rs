@@ -1,17 +1,26 @@
 //! The addresses that pods of this machine have, as the kernel knows them.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use super::RequestError;
 use crate::netlink::{
-    Message, NLM_F_DUMP, Request, connection::Connection, read_address, read_u32,
+    Message, NLM_F_ACK, NLM_F_DUMP, Request, connection::Connection, read_address, read_u32,
 };
 
 /// Length of `struct ifinfomsg`, and of `struct ifaddrmsg`.
 const LINK_HEADER: usize = 16;
 const ADDRESS_HEADER: usize = 8;
+/// Offset of the device's index in `struct ifinfomsg`.
+const LINK_INDEX: usize = 4;
 /// Attribute of a request for addresses: the namespace, by its id in this one.
 const IFA_TARGET_NETNSID: u16 = 10;
+
+/// Addresses in other network namespaces, each with the indices of this machine's devices whose cables lead there. A
+/// pod that gets the address of another one has devices of its own: the kernel gives an index once.
+pub type PodAddresses = BTreeMap<IpAddr, BTreeSet<u32>>;
 
 /// Lists the addresses in the network namespaces at the other ends of this machine's cables. This includes pods behind
 /// a bridge.
@@ -19,16 +28,23 @@ const IFA_TARGET_NETNSID: u16 = 10;
 /// # Errors
 ///
 /// Fails if the kernel does not answer.
-pub fn pod_addresses() -> Result<BTreeSet<IpAddr>, RequestError> {
+pub fn pod_addresses() -> Result<PodAddresses, RequestError> {
     let mut route = Connection::strict_route()?;
     let links = Request::new(libc::RTM_GETLINK, NLM_F_DUMP, &[0u8; LINK_HEADER]);
-    let namespaces: BTreeSet<u32> = route.list(&links, namespace)?.into_iter().collect();
-    let mut addresses = BTreeSet::new();
-    for namespace in namespaces {
+    let mut namespaces = BTreeMap::<u32, BTreeSet<u32>>::new();
+    for (namespace, device) in route.list(&links, cable)? {
+        namespaces.entry(namespace).or_default().insert(device);
+    }
+    let mut addresses = PodAddresses::new();
+    for (namespace, devices) in namespaces {
         let request = Request::new(libc::RTM_GETADDR, NLM_F_DUMP, &[0u8; ADDRESS_HEADER])
             .attribute(IFA_TARGET_NETNSID, &namespace.to_ne_bytes());
         match route.list(&request, address) {
-            Ok(found) => addresses.extend(found),
+            Ok(found) => {
+                for address in found {
+                    addresses.entry(address).or_default().extend(&devices);
+                }
+            }
             // The namespace has gone since the links were listed.
             Err(error) if error.errno() == Some(libc::EINVAL) => {}
             Err(error) => return Err(error),
@@ -37,11 +53,21 @@ pub fn pod_addresses() -> Result<BTreeSet<IpAddr>, RequestError> {
     Ok(addresses)
 }
 
-/// Returns the id of the namespace that a cable leads to.
-fn namespace(message: &Message<'_>) -> Option<u32> {
-    let (_, mut attributes) = message.split::<[u8; LINK_HEADER]>()?;
+/// Tells whether this machine has a device with this index. Where the kernel does not tell, it has.
+pub fn has_device(index: u32) -> bool {
+    let mut header = [0u8; LINK_HEADER];
+    header[LINK_INDEX..][..size_of::<u32>()].copy_from_slice(&index.to_ne_bytes());
+    let request = Request::new(libc::RTM_GETLINK, NLM_F_ACK, &header);
+    let answer = Connection::route().and_then(|mut route| route.ask(request));
+    !matches!(answer, Err(error) if error.errno() == Some(libc::ENODEV))
+}
+
+/// Returns the id of the namespace that a cable leads to, and the index of its device here.
+fn cable(message: &Message<'_>) -> Option<(u32, u32)> {
+    let (header, mut attributes) = message.split::<[u8; LINK_HEADER]>()?;
     let (_, value) = attributes.find(|(kind, _)| *kind == libc::IFLA_LINK_NETNSID)?;
-    read_u32(value)
+    let index = header.get(LINK_INDEX..)?.get(..size_of::<u32>())?;
+    Some((read_u32(value)?, read_u32(index)?))
 }
 
 fn address(message: &Message<'_>) -> Option<IpAddr> {

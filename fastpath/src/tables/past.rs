@@ -7,6 +7,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     net::IpAddr,
+    ops::Range,
     sync::Arc,
 };
 
@@ -93,6 +94,13 @@ impl Pasts {
                 word.0
             }
         });
+    }
+
+    /// Notes that flows of a slot may have pins.
+    fn mark_pinned(&mut self, index: u32) {
+        let (pair, offset) = place(index);
+        self.words
+            .update_u32(pair, offset, |old| Past(old).pinned().0);
     }
 
     /// Returns the list of a slot that has a past.
@@ -263,25 +271,28 @@ impl Tables {
         second: u32,
         is_new: bool,
     ) -> bool {
-        let list = match former {
-            Some(former) => self.past_for(index - run.base, (run, former), owner, second),
-            None => Vec::new(),
+        let Some(former) = former else {
+            return self.replace_past(index, &[], is_new);
         };
-        self.replace_past(index, &list, is_new)
+        let former = former_slots(index - run.base, run, former);
+        let list = self.past_for(former.clone(), owner, second);
+        let has_past = self.replace_past(index, &list, is_new);
+        // A slot that has a list keeps its mark by itself.
+        if is_new && has_past && former.into_iter().any(|former| self.is_pinned(former)) {
+            self.pasts.mark_pinned(index);
+        }
+        has_past
     }
 
-    /// Returns the list for a place in `run`, from those of the same part of the run that the service had.
-    fn past_for(
-        &self,
-        place: u32,
-        (run, former): (Run, Run),
-        owner: u32,
-        second: u32,
-    ) -> Vec<PastOwner> {
-        let first = former.base + scale(place, run.log2, former.log2);
-        let after = former.base + scale(place + 1, run.log2, former.log2);
+    /// Tells whether flows of a slot may have pins.
+    fn is_pinned(&self, index: u32) -> bool {
+        self.lut.get(index).is_some_and(Slot::has_past) && self.pasts.word(index).is_pinned()
+    }
+
+    /// Returns the list of a slot from those of the slots that its flows had.
+    fn past_for(&self, former: Range<u32>, owner: u32, second: u32) -> Vec<PastOwner> {
         let mut list = Vec::new();
-        for index in first..after.max(first + 1) {
+        for index in former {
             let slot = self.lut.get(index).unwrap_or_default();
             list.push(PastOwner::new(slot.owner(), second));
             if slot.has_past() {
@@ -396,6 +407,17 @@ impl Tables {
         }
         self.pasts.keep(list, run);
         true
+    }
+}
+
+/// Returns the slots of the run that the service had whose flows have this place in `run`.
+const fn former_slots(place: u32, run: Run, former: Run) -> Range<u32> {
+    let first = former.base + scale(place, run.log2, former.log2);
+    let after = former.base + scale(place + 1, run.log2, former.log2);
+    if after > first {
+        first..after
+    } else {
+        first..first + 1
     }
 }
 

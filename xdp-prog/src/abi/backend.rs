@@ -56,12 +56,12 @@ impl Backend {
         [a, b, c, d]
     }
 
-    /// Tells whether a packet may be tried at it as at a past owner of a slot: its Guideway node will return the packet
-    /// if need be.
+    /// Tells whether a packet may be tried at it as at a past owner of a slot: this machine knows the pod's connections,
+    /// or its Guideway node will return the packet if need be.
     #[inline(always)]
     pub const fn may_be_tried(&self) -> bool {
-        const KIND: u32 = BACKEND_POD | BACKEND_LOCAL | BACKEND_DOWN;
-        self.flags & KIND == BACKEND_POD && self.next_hop != 0
+        const KIND: u32 = BACKEND_POD | BACKEND_DOWN;
+        self.is_own_pod() || (self.flags & KIND == BACKEND_POD && self.next_hop != 0)
     }
 
     /// Tells whether it is a pod of this machine.

@@ -150,10 +150,16 @@ impl PastOwner {
     }
 }
 
-/// The backend that a flow is pinned to, and a check of flow and backend, in one word that is read with one load.
+/// The backend that a flow is pinned to, when it was pinned, and a check of flow and backend, in one word that is read
+/// with one load.
+///
+/// ```text
+/// 63        40 39       32 31      0
+/// | check (24) | moment (8) | backend's id |
+/// ```
 ///
 /// The check reveals an element that the kernel has recycled for another flow, and an id that is another backend's by
-/// now.
+/// now. Moments count 268 ms each, modulo 256.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -161,10 +167,33 @@ impl PastOwner {
 pub struct Pin(pub u64);
 
 impl Pin {
+    const MOMENT_SHIFT: u32 = 32;
+    const CHECK_SHIFT: u32 = 40;
+    /// A moment is 2^28 ns.
+    const MOMENT_NS_LOG2: u32 = 28;
+    /// Moments after which a flow that was not returned belongs to its owner: a second at least.
+    const STANDING: u8 = 5;
+
     /// Pins a flow, with the tuple of its packets as the client sends them, to a backend.
     #[inline(always)]
-    pub const fn new(flow: &Tuple, id: u32, backend: &Backend) -> Self {
-        Self((Self::check(flow, backend) as u64) << 32 | id as u64)
+    pub const fn new(flow: &Tuple, id: u32, backend: &Backend, now: u64) -> Self {
+        let moment = (Self::moment(now) as u64) << Self::MOMENT_SHIFT;
+        Self(Self::check(flow, backend) << Self::CHECK_SHIFT | moment | id as u64)
+    }
+
+    /// Tells whether the pin is a second old, so that the owner would have returned the flow by now. Of a flow that is
+    /// idle for a minute, a packet may find the pin young again.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the moment")]
+    pub const fn has_stood(self, now: u64) -> bool {
+        let moment = (self.0 >> Self::MOMENT_SHIFT) as u8;
+        Self::moment(now).wrapping_sub(moment) >= Self::STANDING
+    }
+
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "modulo 256")]
+    const fn moment(now: u64) -> u8 {
+        (now >> Self::MOMENT_NS_LOG2) as u8
     }
 
     /// Returns the backend's id.
@@ -177,16 +206,16 @@ impl Pin {
     /// Tells whether this is a pin of the flow, to the backend that has its id.
     #[inline(always)]
     pub const fn is_of(self, flow: &Tuple, backend: &Backend) -> bool {
-        (self.0 >> 32) as u32 == Self::check(flow, backend)
+        self.0 >> Self::CHECK_SHIFT == Self::check(flow, backend)
     }
 
     #[inline(always)]
-    const fn check(flow: &Tuple, backend: &Backend) -> u32 {
+    const fn check(flow: &Tuple, backend: &Backend) -> u64 {
         let AddressKey([a, b]) = backend.pod;
         let [c, d] = words(backend.address);
         let port = u16::from_ne_bytes(backend.port) as u64;
         let of_backend = mix(mix(mix(mix(a) ^ b) ^ c) ^ d) ^ port;
-        (mix(of_backend ^ flow.check() as u64) >> 32) as u32
+        mix(of_backend ^ flow.check() as u64) >> Self::CHECK_SHIFT
     }
 }
 
@@ -234,7 +263,7 @@ mod tests {
             port: [31, 144],
             ..Backend::default()
         };
-        let pin = Pin::new(&flow(1), 77, &backend);
+        let pin = Pin::new(&flow(1), 77, &backend, u64::MAX);
         assert_eq!(pin.backend(), 77);
         assert!(pin.is_of(&flow(1), &backend));
         assert!(!pin.is_of(&flow(2), &backend));
@@ -262,5 +291,18 @@ mod tests {
             ..backend
         };
         assert!(pin.is_of(&flow(1), &moved));
+    }
+
+    #[test]
+    fn pin_stands_after_a_second_whenever_it_was_made() {
+        const SECOND: u64 = 1_000_000_000;
+        let (flow, backend) = (Tuple::default(), Backend::default());
+        for made in [0, SECOND, 68 * SECOND, 1 << 36, (1 << 40) - 1] {
+            let pin = Pin::new(&flow, 1, &backend, made);
+            assert!(!pin.has_stood(made), "{made}");
+            assert!(!pin.has_stood(made + SECOND), "{made}");
+            assert!(pin.has_stood(made + SECOND * 3 / 2), "{made}");
+            assert!(pin.has_stood(made + 60 * SECOND), "{made}");
+        }
     }
 }

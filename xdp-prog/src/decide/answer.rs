@@ -8,6 +8,7 @@ use crate::{
     abi::{AddressKey, EdgeMac},
     decide::{
         address::{addresses, outer_source},
+        allowance::Allowance,
         owner::is_from_edge,
     },
     family::Family,
@@ -24,43 +25,6 @@ use crate::{
     },
     world::{Answer, Answers, World},
 };
-
-/// A rate limit: an interval between answers, and the number that may be saved up.
-#[derive(Clone, Copy, Debug)]
-pub struct Allowance {
-    interval_ns: u64,
-    burst: u64,
-}
-
-impl Allowance {
-    /// Ten answers a second to one source, ten at once. Linux grants a destination one ICMP error a second, six at
-    /// once; but many clients often share the address of a source that is refused.
-    pub const OF_SOURCE: Self = Self {
-        interval_ns: 100_000_000,
-        burst: 10,
-    };
-    /// Ten thousand answers a second on one CPU, a thousand at once. This limits a flood of spoofed sources, each of
-    /// which has a full allowance.
-    pub const OF_ALL: Self = Self {
-        interval_ns: 100_000,
-        burst: 1_000,
-    };
-
-    /// Makes a limit of one in `interval_ns`, of which `burst` may be saved up.
-    pub const fn new(interval_ns: u64, burst: u64) -> Self {
-        Self { interval_ns, burst }
-    }
-
-    /// Returns when the allowance is full again after one more answer, in ns; `None` if it is used up.
-    #[inline(always)]
-    pub const fn take(self, full_at: u64, now: u64) -> Option<u64> {
-        if full_at > now + self.interval_ns * (self.burst - 1) {
-            return None;
-        }
-        let from = if full_at > now { full_at } else { now };
-        Some(from + self.interval_ns)
-    }
-}
 
 /// Asks the FIB for the way to the client of a packet that an edge sent in an outer header. The answer does not go by
 /// the edge, which need not forward packets to clients. Returns the way and the egress interface.
@@ -299,22 +263,6 @@ impl Answerable for V6 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn allowance_is_used_up_by_a_burst_and_grows_back_one_by_one() {
-        let allowance = Allowance::OF_SOURCE;
-        let (mut full_at, now) = (0, 1_000_000_000_000);
-        for answer in 0..10 {
-            full_at = allowance.take(full_at, now).expect("one of the burst");
-            assert_eq!(full_at, now + (answer + 1) * 100_000_000);
-        }
-        assert_eq!(allowance.take(full_at, now), None);
-        assert_eq!(allowance.take(full_at, now + 99_999_999), None);
-        full_at = allowance
-            .take(full_at, now + 100_000_000)
-            .expect("one has grown back");
-        assert_eq!(allowance.take(full_at, now + 100_000_000), None);
-    }
 
     #[test]
     fn only_addresses_that_a_host_may_have_are_answered() {

@@ -1,11 +1,13 @@
 //! Edge role: the plain path, and the stages beside it for past owners, checks and announced addresses.
 
+pub mod ask_here;
 pub mod balance;
 pub mod neighbour;
 pub mod past;
 pub mod probe;
 pub mod returned;
 pub mod send;
+mod walk;
 
 use super::{
     address::pass_unless_at_vip,

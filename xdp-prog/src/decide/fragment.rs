@@ -14,7 +14,7 @@ use super::{
     address::{has_node_ports, is_vip, may_be_ours},
     edge::balance,
     head::Head,
-    node::decap,
+    node::decap::{self, is_asked},
     owner::{find_service, find_with_pods, owner, tagged_owner},
 };
 use crate::{
@@ -176,6 +176,9 @@ fn within<'t, F: Frame, A: Ip, T: World>(
         Some(owner) => {
             let (ports, flags) = (head.ports, head.flags);
             Verdict::Deliver(Delivery::new(packet, ports, flags, &owner, Some(decap)))
+        }
+        None if is_asked(packet.protocol, head.flags, decap.tag) => {
+            Verdict::Continue(Stage::Return)
         }
         None => Verdict::Drop(DropReason::UnknownPod),
     }

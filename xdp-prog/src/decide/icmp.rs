@@ -92,6 +92,7 @@ fn decide_message<'t, F: Frame, A: Messages, T: World>(
         },
         // A node whose service has no pods here leaves the error to the stack.
         Err(Verdict::Pass(_)) => Verdict::Pass(PassReason::Icmp),
+        Err(Verdict::Continue(stage)) => Verdict::Continue(stage),
         Err(_) if is_sent_by_edge => Verdict::Drop(DropReason::UnknownPod),
         Err(_) => Verdict::Drop(DropReason::NoBackend),
     }

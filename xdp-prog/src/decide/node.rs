@@ -3,6 +3,7 @@
 pub mod ask;
 pub mod decap;
 pub mod flow_lookup;
+pub(crate) mod known;
 pub mod local;
 pub mod pod_flow;
 pub mod receive;

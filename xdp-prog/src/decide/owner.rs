@@ -18,7 +18,7 @@ use crate::{
     stage::Stage,
     verdict::{Owner, Verdict},
     wire::{ethernet::Ethernet, protocol},
-    world::{Answer, Tables},
+    world::{Answer, HandOver, HandOvers, Tables},
 };
 
 /// The service of a packet.
@@ -139,9 +139,10 @@ pub fn is_from_edge<F: Frame, T: Tables>(frame: &F, tables: &T) -> bool {
 ///
 /// # Errors
 ///
-/// Returns the verdict on a packet without a backend.
+/// Returns the verdict on a packet without a backend, and leaves one whose slot has had other owners for
+/// [`Stage::Past`].
 #[inline(always)]
-pub fn owner<'t, A: Ip, T: Tables>(
+pub fn owner<'t, A: Ip, T: Tables + HandOvers>(
     tables: &'t T,
     found: &FoundService,
     flow: &FlowKey<A>,
@@ -157,7 +158,19 @@ pub fn owner<'t, A: Ip, T: Tables>(
             _ => Err(Verdict::Drop(DropReason::UnknownPod)),
         };
     }
-    match choose_from(tables, found, found.entry.word, flow) {
+    let hash = flow_hash(tables, found.entry.affinity, flow);
+    let index = slot_index(found.entry.word, hash);
+    let slot = tables.slot(index).unwrap_or_default();
+    if slot.has_past() {
+        tables.hand_over(HandOver {
+            service: found.id,
+            backend: index,
+            ports: flow.ports(),
+            detail: hash,
+        });
+        return Err(Verdict::Continue(Stage::Past));
+    }
+    match current_owner(tables, found.id, slot, hash) {
         Some(owner) => Ok(owner),
         None => Err(no_owner(tables, found.id)),
     }

@@ -140,16 +140,16 @@ pub(crate) fn serve_on_pods(net: &Topology, services: &[PodService<'_>]) -> Vec<
     net.pods().map(echo).collect()
 }
 
-/// The file of every machine.
+/// The file of every machine. Where there are no edges of their own, every node is one.
 pub(crate) fn cluster_config(net: &Topology, services: &[PodService<'_>]) -> String {
     let mut text = machine_config(&table_sizes(services.len()));
     let both = |machine: &Machine| [machine.v4(), machine.v6()];
-    writeln!(
-        text,
-        "trusted_edges: {}",
-        list(net.edges().iter().flat_map(both))
-    )
-    .unwrap();
+    let edges = if net.edges().is_empty() {
+        net.nodes()
+    } else {
+        net.edges()
+    };
+    writeln!(text, "trusted_edges: {}", list(edges.iter().flat_map(both))).unwrap();
     text.push_str("nodes:\n");
     for address in net.nodes().iter().flat_map(both) {
         writeln!(text, "  - {{ address: \"{address}\" }}").unwrap();

@@ -361,17 +361,33 @@ fn mark_of_pins_stays_with_another_list_and_goes_with_the_last() {
     put(&mut tables, &[1], 0);
     put(&mut tables, &[2], 0);
     let index = service(&tables).run.base;
-    let (pair, offset) = place(index);
-    tables
-        .pasts
-        .words
-        .update_u32(pair, offset, |word| Past(word).pinned().0);
+    tables.pasts.mark_pinned(index);
     put(&mut tables, &[3], 0);
     assert!(tables.pasts.word(index).is_pinned());
     assert_eq!(slots(&tables), [(3, vec![2, 1])]);
     tables.expire_past_owners_at(second_now() + DAY + 60);
     put(&mut tables, &[4], 0);
     assert!(!tables.pasts.word(index).is_pinned());
+}
+
+#[test]
+fn mark_of_pins_stays_with_another_length() {
+    let loaded = load();
+    let mut tables = open(&loaded);
+    put(&mut tables, &[1], 2);
+    put(&mut tables, &[2], 2);
+    let run = service(&tables).run;
+    tables.pasts.mark_pinned(run.base + 2);
+    let marked = |tables: &Tables| -> Vec<u32> {
+        let run = service(tables).run;
+        let slots = (0..run.length()).filter(|place| tables.is_pinned(run.base + place));
+        slots.collect()
+    };
+    put(&mut tables, &[2], 4);
+    assert_ne!(service(&tables).run, run);
+    assert_eq!(marked(&tables), [8, 9, 10, 11]);
+    put(&mut tables, &[2, 3], 1);
+    assert_eq!(marked(&tables), [1]);
 }
 
 #[test]

@@ -1,9 +1,12 @@
 //! Slots that have had other owners, at the edge: which owner gets a packet.
 
+pub(super) mod about;
+mod here;
 mod returned;
 
 use std::net::IpAddr;
 
+use fastpath::clock::coarse_ns;
 use xdp_prog::{
     abi::{BACKEND_DOWN, Backend, MAX_PAST_OWNERS, MODE_IPIP, Past, Pin, SERVICE_PODS, Tuple},
     process::Action,
@@ -62,6 +65,8 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend(lists(KINDS[0]));
     cases.extend(without_owner(KINDS[0]));
     cases.extend(returned::cases());
+    cases.extend(here::cases());
+    cases.extend(about::cases());
     cases
 }
 
@@ -83,15 +88,19 @@ impl Kind {
         if self.is_outer_v4 { EDGE_V4 } else { EDGE_V6 }
     }
 
-    fn backend(self, id: u32) -> Backend {
+    /// The address of a backend's pod.
+    fn pod_of(self, id: u32) -> IpAddr {
         let host = u8::try_from(id).unwrap();
-        let address = match self.vip {
+        match self.vip {
             IpAddr::V4(_) => v4(10, 244, 3, host),
             IpAddr::V6(_) => v6(0xb, host.into()),
-        };
+        }
+    }
+
+    fn backend(self, id: u32) -> Backend {
         Backend {
             next_hop: id,
-            ..pod(address, self.node(id), 0)
+            ..pod(self.pod_of(id), self.node(id), 0)
         }
     }
 
@@ -111,7 +120,8 @@ impl Kind {
     }
 
     fn pin(self, id: u32) -> Pin {
-        Pin::new(&self.flow(), id, &self.backend(id))
+        let made = coarse_ns().wrapping_sub(2_000_000_000);
+        Pin::new(&self.flow(), id, &self.backend(id), made)
     }
 
     /// Begins a case in a world where the slot has had two other owners.
@@ -213,7 +223,8 @@ fn first_tries(kind: Kind) -> Vec<Case> {
 fn pinned(kind: Kind) -> Vec<Case> {
     let (pin, flow) = (kind.pin(PAST[1]), kind.flow());
     let ack = |name: &str| kind.begin(name, ACK);
-    let other = Pin::new(&flow, PAST[1], &kind.backend(PAST[0]));
+    let other = Pin::new(&flow, PAST[1], &kind.backend(PAST[0]), coarse_ns());
+    let fresh = Pin::new(&flow, PAST[1], &kind.backend(PAST[1]), coarse_ns());
     let down = move |tables: &mut TableSet| {
         tables.backends[PAST[1] as usize].flags |= BACKEND_DOWN;
     };
@@ -229,12 +240,19 @@ fn pinned(kind: Kind) -> Vec<Case> {
             3,
         ),
         kind.sends(
-            ack("young_pin_is_kept_by_the_next_segment").with(keep_young(kind, pin)),
+            ack("young_pin_that_has_stood_for_a_second_is_kept").with(keep_young(kind, pin)),
             ACK,
             PAST[1],
             3,
         )
         .pins([[(flow, pin)].into(), [].into()]),
+        kind.sends(
+            ack("young_pin_of_this_moment_may_yet_be_returned").with(keep_young(kind, fresh)),
+            ACK,
+            PAST[1],
+            3,
+        )
+        .pins([[].into(), [(flow, fresh)].into()]),
         kind.sends(
             kind.begin("syn_takes_a_pin_away", SYN)
                 .with(keep(kind, pin)),

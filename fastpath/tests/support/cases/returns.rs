@@ -1,5 +1,7 @@
 //! Segments with tries, at the node: which connections are known here, and what is returned to the edge.
 
+mod about;
+
 use std::net::IpAddr;
 
 use etherparse::TcpHeader;
@@ -82,6 +84,7 @@ pub(super) fn cases() -> Vec<Case> {
     }
     cases.extend(what_is_never_returned());
     cases.extend(headers(OF_PODS[0]));
+    cases.extend(about::cases());
     cases
 }
 

@@ -163,6 +163,11 @@ fn guideway_return(ctx: XdpContext) -> u32 {
 }
 
 #[xdp(frags)]
+fn guideway_ask_here(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::AskHere)
+}
+
+#[xdp(frags)]
 fn guideway_punt(ctx: XdpContext) -> u32 {
     mend::punt(&ctx)
 }

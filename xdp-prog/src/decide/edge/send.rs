@@ -1,4 +1,5 @@
-//! Sends a packet to the backend that [`past`](super::past) or [`returned`](super::returned) has chosen.
+//! Sends a packet to the backend that [`past`](super::past), [`returned`](super::returned) or [`ask_here`](super::ask_here)
+//! has chosen.
 
 use crate::{
     abi::{BACKEND_POD, MODE_IPIP, Tag},
@@ -7,8 +8,8 @@ use crate::{
     ip::{Ip, with_packet},
     parse::Packet,
     reason::DropReason,
+    stage::Stage,
     verdict::{Owner, Verdict},
-    wire::protocol,
     world::{HandOver, World},
 };
 
@@ -34,6 +35,13 @@ impl Try {
     #[inline(always)]
     pub const fn again(tries: u32) -> Self {
         Self(tries | Self::RETRY)
+    }
+
+    /// The try of the same packet at another backend, after which so many are left.
+    #[inline(always)]
+    #[must_use]
+    pub const fn with_left(self, tries: u32) -> Self {
+        Self(self.0 & !Tag::MAX_TRIES | tries)
     }
 
     /// Returns how many tries are left.
@@ -73,12 +81,18 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> (Verdict<'t>,
 #[inline(always)]
 fn send<'t, A: Ip, T: World>(tables: &'t T, packet: &Packet<A>, known: HandOver) -> Verdict<'t> {
     let attempt = Try(known.detail);
-    if packet.protocol != protocol::TCP {
-        return Verdict::Drop(DropReason::TableChanged);
-    }
     let Some(backend) = tables.backend(known.backend) else {
         return Verdict::Drop(DropReason::TableChanged);
     };
+    if backend.is_own_pod() {
+        return Verdict::Continue(if attempt.left() != 0 {
+            Stage::AskHere
+        } else if packet.protocol == A::ICMP {
+            Stage::IcmpLocal
+        } else {
+            Stage::Local
+        });
+    }
     let owner = Owner {
         service: known.service,
         id: known.backend,

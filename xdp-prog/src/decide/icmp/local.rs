@@ -1,15 +1,21 @@
 //! ICMP for pods of this machine: errors that came bare, or from a trusted edge in an outer header.
 
 use crate::{
+    abi::Tuple,
     decide::{
         message::{Kind, Messages, has_checksum, has_service, kind, quoted},
-        node::{decap, flow_lookup},
+        node::{
+            decap::{self, is_asked},
+            flow_lookup,
+            known::{self, Known},
+        },
         owner::{find_with_pods, tagged_owner},
     },
     frame::Frame,
     ip::with_packet,
-    parse::{Packet, TcpFlags},
+    parse::{Packet, Segment, TcpFlags},
     reason::{DropReason, PassReason},
+    stage::Stage,
     verdict::{Decap, ErrorDelivery, Owner, Verdict},
     world::World,
 };
@@ -59,7 +65,14 @@ fn sort_local<'t, F: Frame, A: Messages, T: World>(
         let Some(found) = find_with_pods(tables, &quote.flow) else {
             return Err(to_stack(place));
         };
-        tagged_owner(tables, &found, &quote.flow, TcpFlags::default(), place.tag)
+        let flags = TcpFlags::default();
+        let owner = tagged_owner(tables, &found, &quote.flow, flags, place.tag);
+        if is_asked(quote.flow.protocol, flags, place.tag)
+            && !is_known(tables, owner.as_ref(), &quote.flow.tuple())
+        {
+            return Err(Verdict::Continue(Stage::Return));
+        }
+        owner
     } else {
         Owner::handed_over(tables, &tables.handed_over())
     };
@@ -78,6 +91,15 @@ fn sort_local<'t, F: Frame, A: Messages, T: World>(
             client_at_pod: flow_lookup::client_at_pod(tables, &quote.flow, owner.backend),
         }),
         None => Err(Verdict::Drop(DropReason::UnknownPod)),
+    }
+}
+
+/// Tells whether the connection that an error is about is known at its pod.
+#[inline(always)]
+fn is_known<T: World>(tables: &T, owner: Option<&Owner<'_>>, flow: &Tuple) -> bool {
+    match owner {
+        Some(owner) => known::find(tables, flow, owner.backend, &Segment::default()) != Known::No,
+        None => false,
     }
 }
 

@@ -1,24 +1,12 @@
-//! Node role: is a TCP segment's connection known here? The edge has other owners for it if not.
+//! Node role: is the connection of a packet [known](super::known) here? The edge has other owners for it if not.
 //!
-//! It is known if `FLOWS` has it and it has not ended a while ago: the client may use its port again by now, with another
-//! owner of its slot. One of a flow that is not proved yet is known if it proves it: it acknowledges the number of the
-//! pod's SYN+ACK. Everything else is returned, and leaves nothing behind.
+//! What is not known is returned, and leaves nothing behind.
 
 use super::{
-    flow_lookup::{self, FlowLookup},
-    unproved,
+    flow_lookup,
+    known::{self, Known},
 };
-use crate::{
-    abi::{DeliveryKey, Tuple},
-    decide::address::addresses,
-    flow_state,
-    frame::Frame,
-    parse::Segment,
-    stage::Stage,
-    verdict::Delivery,
-    wire::transport::Tcp,
-    world::{FlowTable, World},
-};
+use crate::{abi::DeliveryKey, frame::Frame, stage::Stage, verdict::Delivery, world::World};
 
 /// Returns the stage that goes on with the packet that an earlier one has handed over.
 ///
@@ -26,13 +14,12 @@ use crate::{
 #[inline(always)]
 pub fn decide<F: Frame, T: World>(frame: &F, tables: &T) -> Stage {
     match find(frame, tables) {
-        Some(lookup) => {
-            if lookup == FlowLookup::Established {
-                note(frame, tables);
-            }
+        Known::Established => {
+            note(frame, tables);
             Stage::PodFlow
         }
-        None => Stage::Return,
+        Known::Proved => Stage::PodFlow,
+        Known::No => Stage::Return,
     }
 }
 
@@ -49,50 +36,15 @@ fn note<F: Frame, T: World>(frame: &F, tables: &T) {
     }
 }
 
-/// Finds the packet's flow, under the client's own port at the pod or another one; `None` if it is not known here.
+/// Looks for the packet's flow.
 #[inline(always)]
-fn find<F: Frame, T: World>(frame: &F, tables: &T) -> Option<FlowLookup> {
-    let (delivery, _) = Delivery::handed_over(tables)?;
-    let (client, address) = addresses(frame, delivery.family, delivery.l3)?;
-    let segment = Segment::of(frame.view::<Tcp>(delivery.l4)?);
-    let forward = Tuple::new(
-        client,
-        address,
-        delivery.source_port(),
-        delivery.destination_port(),
-        delivery.protocol,
-    );
-    let pod = delivery.backend.pod;
-    let seen_by_pod = flow_lookup::seen_by_pod(tables, &forward, &pod);
-    let (seen, unseen) = seen_by_pod.seen_and_unseen(&forward);
-    let now = tables.now();
-    let mut port = delivery.source_port();
-    // The client's own port, then that of the forward entry.
-    for is_last in [false, true] {
-        let key = delivery.key(seen, port);
-        for table in [FlowTable::Established, FlowTable::Embryonic] {
-            let is_known = tables.with_flow(table, &key, |flow| {
-                let (client, service) = (delivery.source_port(), delivery.destination_port());
-                flow.is_between(client, unseen, service, seen_by_pod.flag())
-                    && match table {
-                        FlowTable::Established => !flow_state::is_over(flow, now),
-                        FlowTable::Embryonic => unproved::is_proof(flow, &segment),
-                    }
-            });
-            match is_known {
-                Some(true) if table == FlowTable::Established => {
-                    return Some(FlowLookup::Established);
-                }
-                Some(true) => return Some(FlowLookup::Embryonic),
-                Some(false) => break,
-                None => {}
-            }
-        }
-        if is_last {
-            break;
-        }
-        let (other, _) = flow_lookup::find_forward(tables, &forward, &pod)?;
-        port = other.to_be_bytes();
-    }
-    None
+fn find<F: Frame, T: World>(frame: &F, tables: &T) -> Known {
+    let Some((delivery, _)) = Delivery::handed_over(tables) else {
+        return Known::No;
+    };
+    let Some(forward) = flow_lookup::forward_tuple(frame, &delivery) else {
+        return Known::No;
+    };
+    let segment = flow_lookup::segment(frame, &delivery);
+    known::find(tables, &forward, delivery.backend, &segment)
 }

@@ -51,8 +51,9 @@ use crate::{
     flow_state,
     frame::Frame,
     ip::Ip,
+    parse::Segment,
     verdict::{ClientAtPod, Delivery, SeenByPod},
-    wire::protocol,
+    wire::{protocol, transport::Tcp},
     world::{FlowTable, Flows, Tables},
 };
 
@@ -155,6 +156,31 @@ pub(crate) fn look_up_at<T: Flows>(
     (FlowLookup::Unknown, PodFlow::default())
 }
 
+/// Returns the tuple of a packet's flow as the client sends it.
+#[inline(always)]
+pub(crate) fn forward_tuple<F: Frame>(frame: &F, delivery: &Delivery<'_>) -> Option<Tuple> {
+    let (client, address) = addresses(frame, delivery.family, delivery.l3)?;
+    Some(Tuple::new(
+        client,
+        address,
+        delivery.source_port(),
+        delivery.destination_port(),
+        delivery.protocol,
+    ))
+}
+
+/// Reads the TCP header of a packet; its flags are zero if there is none.
+#[inline(always)]
+pub(crate) fn segment<F: Frame>(frame: &F, delivery: &Delivery<'_>) -> Segment {
+    if delivery.protocol != protocol::TCP || delivery.is_later {
+        return Segment::default();
+    }
+    match frame.view::<Tcp>(delivery.l4) {
+        Some(header) => Segment::of(header),
+        None => Segment::default(),
+    }
+}
+
 /// Returns the address and port by which a pod sees the client of a flow that was delivered to it.
 #[inline(always)]
 pub(crate) fn client_at_pod<A: Ip, T: Tables + Flows>(
@@ -162,13 +188,7 @@ pub(crate) fn client_at_pod<A: Ip, T: Tables + Flows>(
     flow: &FlowKey<A>,
     pod: &Backend,
 ) -> ClientAtPod {
-    let forward = Tuple::new(
-        flow.source.key(),
-        flow.destination.key(),
-        flow.source_port,
-        flow.destination_port,
-        flow.protocol,
-    );
+    let forward = flow.tuple();
     let seen_by_pod = seen_by_pod(tables, &forward, &pod.pod);
     let own = u16::from_be_bytes(flow.source_port);
     if is_known(tables, &forward, seen_by_pod, pod, own) {

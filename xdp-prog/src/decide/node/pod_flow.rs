@@ -25,13 +25,13 @@ use super::{
 };
 use crate::{
     abi::{FLOW_FIN_CLIENT, PodFlow, Tuple},
-    decide::address::{addresses, is_no_client},
+    decide::address::is_no_client,
     flow_state,
     frame::Frame,
     parse::Segment,
     reason::DropReason,
     verdict::{ClientAtPod, Delivery, SeenByPod},
-    wire::{protocol, transport::Tcp},
+    wire::protocol,
     world::{FlowTable, Inserted, World},
 };
 
@@ -60,16 +60,9 @@ pub fn settle<'t, F: Frame, T: World>(
     let Some((delivery, is_new)) = Delivery::handed_over(tables) else {
         return Err(DropReason::UnknownPod);
     };
-    let Some((client, address)) = addresses(frame, delivery.family, delivery.l3) else {
+    let Some(forward) = flow_lookup::forward_tuple(frame, &delivery) else {
         return Err(DropReason::NoHeadroom);
     };
-    let forward = Tuple::new(
-        client,
-        address,
-        delivery.source_port(),
-        delivery.destination_port(),
-        delivery.protocol,
-    );
     let flow = Flow {
         delivery: &delivery,
         forward,
@@ -79,7 +72,7 @@ pub fn settle<'t, F: Frame, T: World>(
     let Some(mut place) = place.relayed(tables) else {
         return Err(DropReason::StageMissing);
     };
-    flow.take(tables, &mut place, &segment(frame, &delivery))?;
+    flow.take(tables, &mut place, &flow_lookup::segment(frame, &delivery))?;
     let client_at_pod = ClientAtPod {
         seen_by_pod: flow.seen_by_pod,
         port: place.port,
@@ -92,18 +85,6 @@ pub fn settle<'t, F: Frame, T: World>(
         return Err(DropReason::StageMissing);
     };
     Ok((delivery, client_at_pod))
-}
-
-/// Reads the TCP header; its flags are zero if there is none.
-#[inline(always)]
-fn segment<F: Frame>(frame: &F, delivery: &Delivery<'_>) -> Segment {
-    if delivery.protocol != protocol::TCP || delivery.is_later {
-        return Segment::default();
-    }
-    match frame.view::<Tcp>(delivery.l4) {
-        Some(header) => Segment::of(header),
-        None => Segment::default(),
-    }
 }
 
 /// Notes a client's packet of an unproved flow. Returns whether it proves the client's address.

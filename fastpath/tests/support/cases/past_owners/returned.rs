@@ -1,7 +1,7 @@
 //! What becomes of a segment that a node returns to the edge, and of what only seems to be one.
 
 use xdp_prog::{
-    abi::{BACKEND_DOWN, BACKEND_LOCAL, BACKEND_POD, Backend, SERVICE_SOURCE_RANGES},
+    abi::{BACKEND_DOWN, BACKEND_POD, Backend, SERVICE_SOURCE_RANGES},
     process::Action,
     reason::{DropReason, PassReason, ReplyReason, ToNodeReason},
 };
@@ -100,7 +100,27 @@ fn walk(kind: Kind) -> Vec<Case> {
             PAST[0],
             3,
         )
-        .pins([[(flow, kind.pin(PAST[0]))].into(), [].into()]),
+        .pins(young(PAST[0])),
+        // The first of these took the pin away.
+        kind.retries(
+            case(
+                "return_of_a_pin_that_has_just_ended_goes_to_the_current_owner",
+                PAST[1],
+                3,
+            )
+            .with(keep_young(kind, kind.pin(PAST[0]))),
+            CURRENT,
+            3,
+        ),
+        kind.retries(
+            case(
+                "return_of_a_pin_that_has_just_gone_goes_to_the_current_owner",
+                PAST[1],
+                3,
+            ),
+            CURRENT,
+            3,
+        ),
     ]
 }
 
@@ -148,10 +168,9 @@ fn not_returned(kind: Kind) -> Vec<Case> {
             IN.carry(&syn.within(node, edge).tag(0x8000 | tag(3)))
         })
         .drops(unexpected),
-        kind.case(
-            "return_of_a_pin_that_is_not_there_is_refused",
-            kind.returned_by(PAST[1], 3),
-        )
+        kind.case("return_by_what_never_owned_the_slot_is_refused", {
+            kind.returned_by(23, 3)
+        })
         .with(mark)
         .drops(refused),
         kind.case(
@@ -223,10 +242,6 @@ fn owners_that_are_not_tried(kind: Kind) -> Vec<Case> {
         oldest(
             returned("past_owner_on_an_unreachable_node_is_passed_over")
                 .with(change(|backend| backend.flags |= BACKEND_DOWN)),
-        ),
-        oldest(
-            returned("past_owner_on_this_machine_is_passed_over")
-                .with(change(|backend| backend.flags |= BACKEND_LOCAL)),
         ),
         oldest(
             returned("past_owner_without_next_hop_is_passed_over")
@@ -338,10 +353,6 @@ fn what_seems_returned(kind: Kind) -> Vec<Case> {
             "datagram_that_seems_returned_is_ipip_of_a_stranger",
             outer(&udp),
         )
-        .passes(PassReason::EncapUntrusted),
-        kind.case("fragment_that_seems_returned_is_ipip_of_a_stranger", {
-            outer(&kind.segment(ACK).fragment(0, true))
-        })
         .passes(PassReason::EncapUntrusted),
         kind.case(
             "ipip_without_a_segment_that_seems_returned_is_a_strangers",

@@ -1,0 +1,74 @@
+//! How much of what others can cause is done: the rate limits of answers, and of packets that are returned.
+
+use crate::world::World;
+
+/// A rate limit: an interval, and the number that may be saved up.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Allowance {
+    interval_ns: u64,
+    burst: u64,
+}
+
+impl Allowance {
+    /// Ten answers a second to one source, ten at once. Linux grants a destination one ICMP error a second, six at
+    /// once; but many clients often share the address of a source that is refused.
+    pub(super) const OF_SOURCE: Self = Self {
+        interval_ns: 100_000_000,
+        burst: 10,
+    };
+    /// Ten thousand answers a second on one CPU, a thousand at once. This limits a flood of spoofed sources, each of
+    /// which has a full allowance.
+    pub(super) const OF_ALL: Self = Self {
+        interval_ns: 100_000,
+        burst: 1_000,
+    };
+    /// Ten thousand a second on one CPU, as many at once: flows of which an edge looks for the owner, and segments that a
+    /// node returns. A flood of segments of no connection costs no more than these.
+    const OF_RETURNS: Self = Self {
+        interval_ns: 100_000,
+        burst: 10_000,
+    };
+
+    /// Returns when the allowance is full again after one more, in ns; `None` if it is used up.
+    #[inline(always)]
+    pub(super) const fn take(self, full_at: u64, now: u64) -> Option<u64> {
+        if full_at > now + self.interval_ns * (self.burst - 1) {
+            return None;
+        }
+        let from = if full_at > now { full_at } else { now };
+        Some(from + self.interval_ns)
+    }
+}
+
+/// Takes one from this CPU's allowance of returns, if there is one left.
+#[inline(always)]
+pub(crate) fn take_return<T: World>(tables: &T) -> bool {
+    match Allowance::OF_RETURNS.take(tables.returns_full_at(), tables.now()) {
+        Some(full_at) => {
+            tables.set_returns_full_at(full_at);
+            true
+        }
+        None => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn allowance_is_used_up_by_a_burst_and_grows_back_one_by_one() {
+        let allowance = Allowance::OF_SOURCE;
+        let (mut full_at, now) = (0, 1_000_000_000_000);
+        for answer in 0..10 {
+            full_at = allowance.take(full_at, now).expect("one of the burst");
+            assert_eq!(full_at, now + (answer + 1) * 100_000_000);
+        }
+        assert_eq!(allowance.take(full_at, now), None);
+        assert_eq!(allowance.take(full_at, now + 99_999_999), None);
+        full_at = allowance
+            .take(full_at, now + 100_000_000)
+            .expect("one has grown back");
+        assert_eq!(allowance.take(full_at, now + 100_000_000), None);
+    }
+}

@@ -1,0 +1,128 @@
+//! Edge and node in one machine: is the connection of a packet known at a pod of this machine?
+//!
+//! What a node returns to an edge goes on here in the same run: to the next owner of the slot, which is asked by another
+//! tail call if it is a pod of this machine too, and gets the packet sent to its node otherwise.
+
+use crate::{
+    abi::{Backend, PodKey, Tag, Tuple},
+    decide::{
+        edge::{
+            send::Try,
+            walk::{Ignorant, Refusal, Walk},
+        },
+        flow_of::{flow_of, segment_of},
+        message::Messages,
+        node::known::{self, Known},
+        owner::{FoundService, flow_hash, slot_index},
+    },
+    frame::Frame,
+    ip::with_packet,
+    parse::{Packet, Segment},
+    reason::DropReason,
+    stage::Stage,
+    verdict::Verdict,
+    world::{HandOver, World},
+};
+
+/// What the owners of a slot are asked about.
+struct Question {
+    flow: Tuple,
+    segment: Segment,
+    /// Index of the slot.
+    index: u32,
+    /// Where a packet goes on that a pod gets.
+    delivery: Stage,
+}
+
+/// The pod with this id.
+struct Here(u32);
+
+impl Ignorant for Here {
+    #[inline(always)]
+    fn is<T: World>(&self, _: &T, id: u32) -> bool {
+        self.0 == id
+    }
+}
+
+/// Decides whether the pod that an earlier stage has chosen gets a bare packet, or which owner is next.
+#[inline(always)]
+pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
+    let known = tables.handed_over();
+    let question = with_packet!(frame,
+        packet => read(frame, tables, &packet, known),
+        reason => Err(Verdict::Pass(reason)));
+    match question {
+        Ok(question) => ask(tables, &question, known),
+        Err(verdict) => verdict,
+    }
+}
+
+#[inline(always)]
+fn read<'t, F: Frame, A: Messages, T: World>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet<A>,
+    known: HandOver,
+) -> Result<Question, Verdict<'t>> {
+    let (Some(flow), Some(found)) = (
+        flow_of(frame, packet, known.ports),
+        FoundService::handed_over(tables, known.service),
+    ) else {
+        return Err(Verdict::Drop(DropReason::TableChanged));
+    };
+    let hash = flow_hash(tables, found.entry.affinity, &flow);
+    Ok(Question {
+        flow: flow.tuple(),
+        segment: segment_of(frame, packet),
+        index: slot_index(found.entry.word, hash),
+        delivery: if packet.protocol == A::ICMP {
+            Stage::IcmpLocal
+        } else {
+            Stage::Local
+        },
+    })
+}
+
+#[inline(always)]
+fn ask<'t, T: World>(tables: &T, question: &Question, known: HandOver) -> Verdict<'t> {
+    let Some(pod) = tables.backend(known.backend) else {
+        return Verdict::Drop(DropReason::TableChanged);
+    };
+    let (flow, attempt) = (&question.flow, Try(known.detail));
+    let walk = Walk::of(tables, question.index);
+    let is_current = walk.current() == known.backend;
+    if (is_current || is_delivered_to(tables, known, pod))
+        && known::find(tables, flow, pod, &question.segment) != Known::No
+    {
+        if !is_current && attempt.left() < walk.all_tries() {
+            walk.pin(tables, flow, known.backend, pod);
+        }
+        return Verdict::Continue(question.delivery);
+    }
+    let (backend, tries) = match walk.step(tables, flow, &Here(known.backend), attempt.left()) {
+        // Somebody must have it at last.
+        Ok((0, _)) | Err(Refusal::OutOfTurn(_)) => return Verdict::Continue(question.delivery),
+        Ok(chosen) => chosen,
+        Err(Refusal::Dropped(reason)) => return Verdict::Drop(reason),
+    };
+    walk.expect(tables, flow, backend, tries);
+    tables.hand_over(HandOver {
+        backend,
+        detail: attempt.with_left(tries).0,
+        ..known
+    });
+    match tables.backend(backend) {
+        Some(next) if next.is_own_pod() && tries != 0 => Verdict::Continue(Stage::AskHere),
+        _ => Verdict::Continue(Stage::Send),
+    }
+}
+
+/// Tells whether packets of the service are delivered to the pod: it has not gone.
+#[inline(always)]
+fn is_delivered_to<T: World>(tables: &T, known: HandOver, pod: &Backend) -> bool {
+    let key = PodKey::new(known.service, Tag(pod.tag));
+    match tables.pod(&key) {
+        Some(named) => named.backend(key) == Some(known.backend),
+        None => false,
+    }
+}

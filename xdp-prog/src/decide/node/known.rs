@@ -1,0 +1,90 @@
+//! Node role: which connections are known here.
+//!
+//! One is known if `FLOWS` has it and it has not ended a while ago: the client may use its port again by now, with another
+//! owner of its slot. One that is not proved yet is known by a segment that proves it: it acknowledges the number of the
+//! pod's SYN+ACK.
+
+use super::{flow_lookup, unproved};
+use crate::{
+    abi::{Backend, Tuple},
+    flow_state,
+    parse::Segment,
+    verdict::SeenByPod,
+    world::{FlowTable, World},
+};
+
+/// What is known of a connection; a word, because it may lie on the BPF stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Known {
+    /// Nothing.
+    No,
+    /// It is proved.
+    Established,
+    /// The packet proves it.
+    Proved,
+}
+
+/// Looks for the flow that the client sends as `forward` to a pod, under the client's own port at the pod or another
+/// one. Where there is no TCP header, `segment` proves nothing.
+#[inline(always)]
+pub(crate) fn find<T: World>(
+    tables: &T,
+    forward: &Tuple,
+    pod: &Backend,
+    segment: &Segment,
+) -> Known {
+    let seen_by_pod = flow_lookup::seen_by_pod(tables, forward, &pod.pod);
+    match at_port(
+        tables,
+        forward,
+        (pod, seen_by_pod),
+        forward.source_port(),
+        segment,
+    ) {
+        Known::No => {}
+        known => return known,
+    }
+    match flow_lookup::find_forward(tables, forward, &pod.pod) {
+        Some((port, _)) => at_port(
+            tables,
+            forward,
+            (pod, seen_by_pod),
+            port.to_be_bytes(),
+            segment,
+        ),
+        None => Known::No,
+    }
+}
+
+/// Looks for the flow under one of its possible ports.
+#[inline(always)]
+fn at_port<T: World>(
+    tables: &T,
+    forward: &Tuple,
+    (pod, seen_by_pod): (&Backend, SeenByPod),
+    port: [u8; 2],
+    segment: &Segment,
+) -> Known {
+    let (seen, unseen) = seen_by_pod.seen_and_unseen(forward);
+    let key = Tuple::new(seen, pod.pod, port, pod.port, forward.protocol());
+    let (client, service) = (forward.source_port(), forward.destination_port());
+    let now = tables.now();
+    let proved = tables.with_flow(FlowTable::Established, &key, |flow| {
+        flow.is_between(client, unseen, service, seen_by_pod.flag())
+            && !flow_state::is_over(flow, now)
+    });
+    match proved {
+        Some(true) => return Known::Established,
+        Some(false) => return Known::No,
+        None => {}
+    }
+    let unproved = tables.with_flow(FlowTable::Embryonic, &key, |flow| {
+        flow.is_between(client, unseen, service, seen_by_pod.flag())
+            && unproved::is_proof(flow, segment)
+    });
+    match unproved {
+        Some(true) => Known::Proved,
+        Some(false) | None => Known::No,
+    }
+}

@@ -143,8 +143,8 @@ explanations! {
             "With its outer header the packet is longer than the next hop's MTU, and its sender cannot be asked for less.";
             "Raise the MTU between edges and nodes by 40, or lower that of the pods. See `path MTU` in `guideway backends`.";
         "fragmentation_needed": "too long, may be fragmented";
-            "The packet is IPv4 without DF and too long with its outer header. A router would cut it into fragments; Guideway does not.";
-            "Raise the MTU between edges and nodes by 40, or have clients set DF (path MTU discovery), as TCP does.";
+            "The packet is IPv4 without DF and too long with its outer header. A router would cut it into fragments; XDP cannot.";
+            "Raise the MTU between edges and nodes by 40, or have clients set DF (path MTU discovery), as TCP does. Or have the agent cut such packets: `mend: on`. A jumbo frame is dropped even then.";
         "next_hop_unresolved": "no neighbour for the backend";
             "Neither the agent nor the kernel's FIB knows the MAC of the next hop to the backend's node.";
             "Run `ip route get NODE` and `ip neigh` on this machine. Is there a route? Does the node answer ARP?";
@@ -319,6 +319,9 @@ explanations! {
         "punted_node_fragment": "the same, to a node's address";
             "As `punted_fragment`, to an address of this machine with NodePorts or of mode `nat`. It may be for the kernel, which gets it in the end.";
             "Nothing. If there are many, find out what on the way changes the order of packets.";
+        "punted_too_big": "too long, to be cut by the agent";
+            "An IPv4 packet without DF is too long with its outer header, or for its next hop. XDP handed it to the agent, which cuts it into fragments (`mend: on`).";
+            "Nothing. Each takes the agent some microseconds. If there are many, raise the MTU between edges and nodes by 40, or have clients set DF (path MTU discovery).";
     }
     mend {
         "mend_taken": "received by the agent";
@@ -345,15 +348,21 @@ explanations! {
         "mend_duplicate": "held already";
             "The same fragment is held already.";
             NOTHING;
-        "mend_unreadable": "no fragment, or too long";
-            "The packet is no later fragment, or its datagram would have more than 65535 bytes.";
-            "No ordinary sender does this: look at the source with `guideway capture reason punted_fragment -w FILE`.";
+        "mend_unreadable": "cannot be held or cut";
+            "The packet is no later fragment, or its datagram would have more than 65535 bytes, or its header or its options are damaged.";
+            "No ordinary sender does this: look at the source with `guideway capture punt -w FILE`.";
         "mend_unsent": "way back did not take it";
             "The veth pair by which mended packets come back did not take the packet, because its queue was full or somebody has removed it.";
             "If it goes on, see whether `ip link` shows `guideway-mended`, and restart the agent.";
         "mend_ended": "held as the agent ended";
             "The packet was held as the agent ended, or as mending was switched off or got other limits.";
             NOTHING;
+        "mend_cut": "cut into fragments";
+            "The packet was cut, and its fragments went back to XDP, which counts each of them as it counts others.";
+            NOTHING;
+        "mend_no_piece_fits": "MTU too small even for fragments";
+            "The next hop's MTU leaves no room for a header and eight bytes behind the outer header.";
+            "Raise the MTU between edges and nodes: it is below 100.";
         "mend_lost_no_buffer": "no buffer free at the socket";
             "The kernel had no buffer for a punted packet: the agent took packets out too slowly.";
             "A flood of fragments has many. Otherwise look at the load of the machine's CPUs.";

@@ -159,7 +159,7 @@ reasons! {
         StageMissing = "stage_missing",
         /// The packet is larger than the next hop's MTU once encapsulated, and its sender cannot be told.
         MtuExceeded = "mtu_exceeded",
-        /// As `MtuExceeded`, for IPv4 without DF: the packet would have to be fragmented.
+        /// As `MtuExceeded`, for IPv4 without DF: the packet would have to be fragmented, and nobody does.
         FragmentationNeeded = "fragmentation_needed",
         /// Neither netlink nor the kernel's FIB knows a neighbour for the backend.
         NextHopUnresolved = "next_hop_unresolved",
@@ -219,6 +219,8 @@ reasons! {
         Fragment = "punted_fragment",
         /// As `Fragment`, to an address of this machine with NodePorts or of NAT mode: it may be for the kernel.
         NodeFragment = "punted_node_fragment",
+        /// IPv4 without DF that does not fit where it is to go: it has to be cut into fragments.
+        TooBig = "punted_too_big",
     }
 }
 

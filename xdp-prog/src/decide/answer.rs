@@ -15,6 +15,7 @@ use crate::{
     frame::Frame,
     ip::{Ip, with_packet},
     parse::{self, Packet},
+    punt::{Punt, is_mending},
     reason::{DropReason, PassReason, ReplyReason},
     verdict::{Ending, Reply, ReplyPath},
     wire::{
@@ -171,6 +172,12 @@ fn reply<F: Frame, A: Answerable, T: World>(
     }
     let reason = match judge(frame, packet, answer) {
         Ok(reason) => reason,
+        Err(DropReason::FragmentationNeeded)
+            if is_mending(tables) && packet.protocol != A::ICMP =>
+        {
+            Punt::too_big(answer.mtu()).hand_over(tables);
+            return Err(Ending::Punt);
+        }
         Err(reason) => return Err(Ending::Drop(reason)),
     };
     let source = packet.source.key();
@@ -205,7 +212,7 @@ fn judge<F: Frame, A: Answerable>(
         if A::may_be_fragmented(frame, packet) {
             return Err(DropReason::FragmentationNeeded);
         }
-        if packet.length <= told {
+        if packet.length <= told || packet.is_later_fragment() {
             return Err(DropReason::MtuExceeded);
         }
     }

@@ -110,7 +110,8 @@ reasons! {
         /// is cut inside the transport header or, to a VIP, whose protocol has no ports. Or it is a later fragment
         /// that overlaps the ports (RFC 1858 section 4).
         FragmentOpaque = "fragment_opaque",
-        /// A fragment of an ICMP message to a VIP; nothing here reassembles it.
+        /// The first fragment of an ICMP message to a VIP, other than an echo request, or with options, which an answer
+        /// would have to repeat; or one within IP-in-IP. Nothing here reassembles it.
         FragmentedIcmp = "fragmented_icmp",
         /// ICMP to a VIP with IP options or extension headers, which an answer would have to repeat.
         IcmpOptions = "icmp_options",
@@ -138,8 +139,8 @@ reasons! {
         VipIcmp = "vip_icmp",
         /// A packet to an address with NodePorts whose headers hide the ports: too many, or cut short.
         NodePortHeaders = "node_port_headers",
-        /// A packet from a VIP that would begin a flow to a pod or in NAT mode. No client has a VIP, so the source is
-        /// forged.
+        /// A packet from a VIP that would begin a flow to a pod or in NAT mode, or the first fragment of an echo request.
+        /// No client has a VIP, so the source is forged.
         SourceIsVip = "source_is_vip",
         /// The client's port already talks to the same pod by another VIP of the pod, and every other port that was
         /// tried is in use too.

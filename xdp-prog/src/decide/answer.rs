@@ -221,8 +221,15 @@ fn judge<F: Frame, A: Answerable>(
     }
     if kind == Answer::KIND_ECHO {
         // The answer would have to repeat options and extension headers.
-        let is_plain = packet.l4 - packet.l3 == A::HEADER_LENGTH;
-        return if is_plain && packet.protocol == A::ICMP {
+        let plain = if packet.is_fragment {
+            A::HEADER_LENGTH + A::FRAGMENT_HEADER_LENGTH
+        } else {
+            A::HEADER_LENGTH
+        };
+        let is_plain = packet.l4 - packet.l3 == plain;
+        // A later fragment loses a hop.
+        let may_go_on = answer != Answer::ECHO_LATER || packet.hop_limit > 1;
+        return if is_plain && packet.protocol == A::ICMP && may_go_on {
             Ok(ReplyReason::EchoReply)
         } else {
             Err(DropReason::Unanswerable)

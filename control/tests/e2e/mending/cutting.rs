@@ -211,6 +211,5 @@ fn datagrams_of_ipv6_are_never_cut() {
     send(&sender, &full, &[0]);
     let told = || count(agent, "reply", "packet_too_big");
     wait_until("the client is told what fits", TIMEOUT, || told() == 1).unwrap();
-    assert_eq!(full.answer(SHORT), None);
     assert_eq!(count(agent, "punt", "punted_too_big"), 0);
 }

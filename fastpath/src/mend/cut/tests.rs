@@ -29,6 +29,7 @@ impl Packet {
         let payload: Vec<u8> = (0..length).map(|at| (at * 7 + at / 256) as u8).collect();
         let header = Ipv4Header {
             identification: 0x1234,
+            dont_fragment: false,
             time_to_live: 63,
             protocol: IpNumber::UDP,
             source: [192, 0, 2, 1],
@@ -43,7 +44,7 @@ impl Packet {
     fn options(mut self, options: &[&[u8]]) -> Self {
         let mut list = options.concat();
         list.resize(list.len().next_multiple_of(4), 0);
-        self.header.set_options(&list).unwrap();
+        self.header.options = list[..].try_into().unwrap();
         self
     }
 

@@ -229,13 +229,13 @@ fn too_big(size: u16) -> Carried {
 #[test]
 fn packet_that_is_too_big_goes_back_in_pieces_at_once() {
     let mut rig = Rig::new();
-    let payload: Vec<u8> = (0..=255).collect();
+    let payload: Vec<u8> = (0..104).collect();
     let packet = ipv4(CLIENT, protocol::UDP, 0, &payload);
     for tags in [&[][..], &[0x81, 0, 0, 5]] {
-        rig.punt_of(0, too_big(220), &frame(tags, &packet));
-        let pieces = [(0x2000, 0..200), (200 / 8, 200..256)].map(|(fragment, part)| {
+        rig.punt_of(0, too_big(90), &frame(tags, &packet));
+        let pieces = [(0x2000, 0..64), (64 / 8, 64..104)].map(|(fragment, part)| {
             let piece = ipv4(CLIENT, protocol::UDP, fragment, &payload[part]);
-            returned_of(&piece, too_big(220))
+            returned_of(&piece, too_big(90))
         });
         assert_eq!(rig.sent(), pieces);
     }
@@ -247,10 +247,10 @@ fn packet_that_is_too_big_goes_back_in_pieces_at_once() {
 #[test]
 fn packets_without_identification_get_one_each() {
     let mut rig = Rig::new();
-    let packet = ipv4_of(0, CLIENT, protocol::UDP, 0, &[5; 256]);
+    let packet = ipv4_of(0, CLIENT, protocol::UDP, 0, &[5; 104]);
     let mut seen = BTreeSet::new();
     for _ in 0..3 {
-        rig.punt_of(0, too_big(220), &frame(&[], &packet));
+        rig.punt_of(0, too_big(90), &frame(&[], &packet));
         let identification = |piece: &Vec<u8>| [piece[34], piece[35]];
         let of_pieces: BTreeSet<_> = rig.sent().iter().map(identification).collect();
         assert_eq!(of_pieces.len(), 1);
@@ -263,21 +263,21 @@ fn packets_without_identification_get_one_each() {
 #[test]
 fn what_cannot_be_cut_is_given_up_and_what_the_way_back_refuses_too() {
     let mut rig = Rig::new();
-    let packet = ipv4(CLIENT, protocol::UDP, 0, &[5; 256]);
-    let whole = ipv4(CLIENT, protocol::UDP, 0x4000, &[5; 256]);
-    let mut v6 = frame(&[], &[0x60; 300]);
+    let packet = ipv4(CLIENT, protocol::UDP, 0, &[5; 104]);
+    let whole = ipv4(CLIENT, protocol::UDP, 0x4000, &[5; 104]);
+    let mut v6 = frame(&[], &[0x60; 124]);
     v6[12..14].copy_from_slice(&[0x86, 0xdd]);
-    rig.punt_of(0, too_big(220), &frame(&[], &whole));
-    rig.punt_of(0, too_big(276), &frame(&[], &packet));
-    rig.punt_of(0, too_big(220), &v6);
-    rig.punt_of(0, too_big(220), &frame(&[], &packet)[..20]);
-    rig.punt_of(0, too_big(220), &[]);
+    rig.punt_of(0, too_big(90), &frame(&[], &whole));
+    rig.punt_of(0, too_big(124), &frame(&[], &packet));
+    rig.punt_of(0, too_big(90), &v6);
+    rig.punt_of(0, too_big(90), &frame(&[], &packet)[..20]);
+    rig.punt_of(0, too_big(90), &[]);
     assert_eq!(rig.counts.of(Outcome::Unreadable), 5);
     rig.punt_of(0, too_big(27), &frame(&[], &packet));
     assert_eq!(rig.counts.of(Outcome::NoPieceFits), 1);
     assert_eq!(rig.sent().len(), 0);
     rig.worker.parts().1.refuses = true;
-    rig.punt_of(0, too_big(220), &frame(&[], &packet));
+    rig.punt_of(0, too_big(90), &frame(&[], &packet));
     assert_eq!(rig.counts.of(Outcome::Unsent), 1);
     rig.assert_all_counted();
 }

@@ -63,6 +63,24 @@ fn long() -> Vec<Case> {
             ),
         ]);
     }
+    // A fragment waits for the first one of its datagram that is being cut, for nodes know no ports either.
+    let to = V4_TCP.1;
+    let pieces = segment(to, 3000).pieces(1480, ID);
+    cases.push(
+        mending(
+            "mending_fragment_behind_one_that_is_cut_drops_without_a_socket",
+            { IN.carry(&pieces[2]) },
+        )
+        .after(IN.carry(&pieces[0]))
+        .drops(DropReason::FragmentOutOfOrder),
+    );
+    cases.push(
+        case("fragment_behind_one_that_is_too_long_follows", {
+            IN.carry(&pieces[2])
+        })
+        .after(IN.carry(&pieces[0]))
+        .transmits(V4_TCP.0, &pieces[2], sent_in_v4(&pieces[2])),
+    );
     // Its pieces as the agent cuts it.
     let to = V4_L2.1;
     let pieces = segment(to, 1501).fragmentable().pieces(1480, ID);

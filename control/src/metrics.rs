@@ -134,7 +134,7 @@ mod tests {
 
     use super::encoder::MOST_SERIES;
     use super::*;
-    use crate::api::{Announced, ConfigStatus, Egress, Interface, Table};
+    use crate::api::{Announced, ConfigStatus, Egress, Interface, MendStatus, Table};
     use crate::durations::Durations;
     use crate::kubernetes::{WatchStatus, WatcherStatus};
 
@@ -266,6 +266,11 @@ mod tests {
                     largest_free_run: Some(4),
                 }],
                 next_hops: [("resolved".to_owned(), 2)].into(),
+                mend: Some(MendStatus {
+                    queues: 3,
+                    open: 2,
+                    ..MendStatus::default()
+                }),
                 problems: vec!["p".to_owned(), "of an object".to_owned()],
                 unapplied: 1,
                 ..Status::default()
@@ -373,6 +378,8 @@ mod tests {
             "guideway_health_check_duration_seconds_bucket{le=\"+Inf\",type=\"tcp\"} 1",
             "guideway_health_check_duration_seconds_count{type=\"tcp\"} 1",
             "guideway_next_hops{state=\"resolved\"} 2",
+            "guideway_mend_queues{state=\"wanted\"} 3",
+            "guideway_mend_queues{state=\"open\"} 2",
             "guideway_kubernetes_synced 1",
             "guideway_kubernetes_objects{kind=\"services\"} 3",
             "guideway_kubernetes_events_total{kind=\"services\"} 5",

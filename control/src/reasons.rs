@@ -68,17 +68,17 @@ explanations! {
             "The Service has `externalTrafficPolicy: Local`, and this node has none of its pods.";
             "Let the load balancer in front check `healthCheckNodePort`, so that it sends to nodes with pods only.";
         "fragment_out_of_order": "fragment before its first one";
-            "A later fragment came before its datagram's first one, or the first one was lost. Only the first one has the ports.";
-            "Avoid fragments: have clients send smaller datagrams, or raise the MTU of the path.";
+            "A later fragment came before its datagram's first one, or the first one was lost. Only the first one has the ports, and tells whether a ping is asked for.";
+            "Avoid fragments: have clients send smaller datagrams, or raise the MTU of the path. Or have the agent hold those of datagrams with ports: `mend: on`.";
         "fragment_opaque": "fragment that hides its ports";
             "A first fragment that is cut inside the transport header, or a later one that overlaps it (RFC 1858).";
             "No ordinary sender does this. Look at the source with `guideway capture reason fragment_opaque -w FILE`.";
         "fragmented_icmp": "ICMP message in fragments";
-            "Somebody pings a VIP with more data than fits into one packet.";
-            "Ping with less data.";
+            "The first fragment of an ICMP message to a VIP is no ping, or has IP options. Or a trusted edge has sent a fragment of an ICMP message.";
+            "No ordinary sender does this: look at the source with `guideway capture reason fragmented_icmp -w FILE`.";
         "icmp_options": "ICMP with IP options";
             "ICMP to a VIP with IP options or extension headers, which an answer would have to carry too.";
-            "Nothing, unless a client of yours needs it: VIPs answer plain `ping` only.";
+            "Nothing, unless a client of yours needs it: VIPs answer `ping` without options only.";
         "answer_limited": "source had enough answers";
             "A RST or an ICMP error was due, but answers to one source are limited. Pings are not.";
             "A port scan or a flood has many. If it is a client of yours, find out why it asks for what is not served.";
@@ -143,8 +143,8 @@ explanations! {
             "With its outer header the packet is longer than the next hop's MTU, and its sender cannot be asked for less.";
             "Raise the MTU between edges and nodes by 40, or lower that of the pods. See `path MTU` in `guideway backends`.";
         "fragmentation_needed": "too long, may be fragmented";
-            "The packet is IPv4 without DF and too long with its outer header. A router would cut it into fragments; Guideway does not.";
-            "Raise the MTU between edges and nodes by 40, or have clients set DF (path MTU discovery), as TCP does.";
+            "The packet is IPv4 without DF and too long with its outer header. A router would cut it into fragments; XDP cannot.";
+            "Raise the MTU between edges and nodes by 40, or have clients set DF (path MTU discovery), as TCP does. Or have the agent cut such packets: `mend: on`. A jumbo frame is dropped even then.";
         "next_hop_unresolved": "no neighbour for the backend";
             "Neither the agent nor the kernel's FIB knows the MAC of the next hop to the backend's node.";
             "Run `ip route get NODE` and `ip neigh` on this machine. Is there a route? Does the node answer ARP?";
@@ -319,6 +319,9 @@ explanations! {
         "punted_node_fragment": "the same, to a node's address";
             "As `punted_fragment`, to an address of this machine with NodePorts or of mode `nat`. It may be for the kernel, which gets it in the end.";
             "Nothing. If there are many, find out what on the way changes the order of packets.";
+        "punted_too_big": "too long, to be cut by the agent";
+            "An IPv4 packet without DF is too long with its outer header, or for its next hop. XDP handed it to the agent, which cuts it into fragments (`mend: on`).";
+            "Nothing. Each takes the agent some microseconds. If there are many, raise the MTU between edges and nodes by 40, or have clients set DF (path MTU discovery).";
     }
     mend {
         "mend_taken": "received by the agent";
@@ -345,15 +348,21 @@ explanations! {
         "mend_duplicate": "held already";
             "The same fragment is held already.";
             NOTHING;
-        "mend_unreadable": "no fragment, or too long";
-            "The packet is no later fragment, or its datagram would have more than 65535 bytes.";
-            "No ordinary sender does this: look at the source with `guideway capture reason punted_fragment -w FILE`.";
+        "mend_unreadable": "cannot be held or cut";
+            "The packet is no later fragment, or its datagram would have more than 65535 bytes, or its header or its options are damaged.";
+            "No ordinary sender does this: look at the source with `guideway capture punt -w FILE`.";
         "mend_unsent": "way back did not take it";
             "The veth pair by which mended packets come back did not take the packet, because its queue was full or somebody has removed it.";
             "If it goes on, see whether `ip link` shows `guideway-mended`, and restart the agent.";
         "mend_ended": "held as the agent ended";
             "The packet was held as the agent ended, or as mending was switched off or got other limits.";
             NOTHING;
+        "mend_cut": "cut into fragments";
+            "The packet was cut, and its fragments went back to XDP, which counts each of them as it counts others.";
+            NOTHING;
+        "mend_no_piece_fits": "MTU too small even for fragments";
+            "The next hop's MTU leaves no room for a header and eight bytes behind the outer header.";
+            "Raise the MTU between edges and nodes: it is below 100.";
         "mend_lost_no_buffer": "no buffer free at the socket";
             "The kernel had no buffer for a punted packet: the agent took packets out too slowly.";
             "A flood of fragments has many. Otherwise look at the load of the machine's CPUs.";

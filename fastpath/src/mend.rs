@@ -1,29 +1,33 @@
 //! Mending: what XDP cannot finish is held here until it can be.
 //!
 //! A later fragment that arrives before its datagram's first one is held until the first one has shown the ports, and
-//! then sent back through the same program; [`xdp_prog::punt`] describes the way. One thread does so for all queues of
-//! all interfaces. The kernel copies the frames to it, and it copies what it holds, so that held frames take no buffer
-//! of a queue.
+//! then sent back through the same program; [`xdp_prog::punt`] describes the way. A packet that is too big for where it
+//! is to go is cut into fragments, and they are sent back. One thread does so for all queues of all interfaces. The
+//! kernel copies the frames to it, and it copies what it holds, so that held frames take no buffer of a queue.
 //!
-//! `store` holds, within limits. `worker` judges frames, over any [`Rings`](crate::port::Rings). `thread` has the
+//! `store` holds, within limits. `cut` cuts. `worker` judges frames, over any [`Rings`](crate::port::Rings). `thread` has the
 //! kernel's sockets and the time. `pair` is the way back.
 
 mod counts;
+mod cut;
 mod pair;
+#[cfg(feature = "xsk")]
+mod queues;
 mod store;
-#[cfg(test)]
-mod tests;
 #[cfg(feature = "xsk")]
 mod thread;
 mod worker;
 
 use std::time::Duration;
 
-#[cfg(feature = "xsk")]
-pub use self::thread::{Mend, MendError, MendReader, Queue};
 pub use self::{
     counts::{Counts, LOSSES, Outcome},
     pair::{MENDED_END, PairError, remove_pair},
+};
+#[cfg(feature = "xsk")]
+pub use self::{
+    queues::{Queue, QueueError, QueueStates},
+    thread::{Mend, MendError, MendReader},
 };
 
 /// How much is held, and how long.

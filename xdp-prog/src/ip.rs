@@ -14,6 +14,8 @@ pub trait Ip: Address {
     const FAMILY: Family;
     /// Length of the IP header without options, in bytes.
     const HEADER_LENGTH: usize;
+    /// Length of the header that fragments alone have, in bytes; 0 if the IP header says it.
+    const FRAGMENT_HEADER_LENGTH: usize;
     /// Protocol number of ICMP or ICMPv6.
     const ICMP: u8;
     /// Returns the address as a table key.
@@ -26,6 +28,7 @@ pub trait Ip: Address {
 impl Ip for V4 {
     const FAMILY: Family = Family::V4;
     const HEADER_LENGTH: usize = Ipv4::LENGTH;
+    const FRAGMENT_HEADER_LENGTH: usize = 0;
     const ICMP: u8 = protocol::ICMP;
 
     #[inline(always)]
@@ -43,6 +46,7 @@ impl Ip for V4 {
 impl Ip for V6 {
     const FAMILY: Family = Family::V6;
     const HEADER_LENGTH: usize = Ipv6::LENGTH;
+    const FRAGMENT_HEADER_LENGTH: usize = 8;
     const ICMP: u8 = protocol::ICMPV6;
 
     #[inline(always)]

@@ -201,6 +201,7 @@ fn end_unanswered<T: World>(tables: &T, ending: Ending) -> Action {
             Action::Pass
         }
         Ending::Drop(reason) => action_or_drop(tables, Err(reason)),
+        Ending::Punt => Action::Continue(Stage::Punt),
     }
 }
 

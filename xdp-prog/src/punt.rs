@@ -1,10 +1,14 @@
 //! Punts: frames that XDP cannot finish go to the agent, and come back mended.
 //!
-//! A fragment that arrives before its datagram's first one has to be held, which no XDP program can. [`Stage::Punt`]
-//! puts a [`Carried`] in front and redirects the frame to the AF_XDP socket of its queue. The agent holds the frame
-//! until the first fragment has shown the ports. Then it sends the frame, a [`Carried`] in front again, into a veth
-//! pair of its own, at whose other end the program `guideway_mended` takes it off and goes on with the frame as if it
-//! had just come in by the device that [`Carried::device`] names. A frame that has been mended is never punted again.
+//! A fragment that arrives before its datagram's first one has to be held, and a packet that is too big has to be cut
+//! in two. No XDP program can do that. [`Stage::Punt`] puts a [`Carried`] in front and redirects the frame to the
+//! AF_XDP socket of its queue. The agent holds a fragment until the first one has shown the ports, and cuts what is
+//! too big into fragments. It sends each frame that comes of this, a [`Carried`] in front again, into a veth pair of
+//! its own. At the pair's other end the program `guideway_mended` takes that off, and goes on with the frame as if it
+//! had just come in by the device that [`Carried::device`] names.
+//!
+//! What is mended is a fragment, so it goes by the stages of fragments. [`Punt::may_follow`] says which frames are
+//! punted a second time.
 //!
 //! [`Stage::Punt`]: crate::stage::Stage::Punt
 
@@ -91,10 +95,15 @@ impl Carried {
         u32::from_ne_bytes(self.device)
     }
 
+    /// Returns the number of the reason why the frame is punted.
+    #[inline(always)]
+    pub fn number(&self) -> u32 {
+        u16::from_ne_bytes(self.reason).into()
+    }
+
     /// Returns why the frame is punted; `None` for the number of no reason.
     pub fn reason(&self) -> Option<PuntReason> {
-        let number = u16::from_ne_bytes(self.reason);
-        PuntReason::ALL.get(usize::from(number)).copied()
+        PuntReason::ALL.get(self.number() as usize).copied()
     }
 
     /// Returns the longest packet that fits where the frame was to go; 0 if that is not why it is punted.
@@ -119,23 +128,79 @@ pub(crate) fn is_mending<T: Tables>(tables: &T) -> bool {
     config.is_some_and(|config| config.flags & CONFIG_MEND != 0)
 }
 
+/// Why a frame is punted, in one word: the number of the [`PuntReason`], and above it the longest packet that fits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Punt(u32);
+
+impl Punt {
+    /// A frame whose packet lacks something else than room.
+    #[inline(always)]
+    pub(crate) const fn new(reason: PuntReason) -> Self {
+        Self(reason as u32)
+    }
+
+    /// A frame whose packet is longer than the `size` bytes that fit. `size` must fit into 16 bits.
+    #[inline(always)]
+    pub(crate) const fn too_big(size: u32) -> Self {
+        Self(size << 16 | PuntReason::TooBig as u32)
+    }
+
+    /// Returns what the last stage has left for [`Stage::Punt`].
+    #[inline(always)]
+    pub fn handed_over<T: HandOvers>(tables: &T) -> Self {
+        Self(tables.handed_over().detail)
+    }
+
+    /// Leaves a frame to [`Stage::Punt`].
+    #[inline(always)]
+    pub(crate) fn hand_over<T: HandOvers>(self, tables: &T) {
+        tables.hand_over(HandOver {
+            detail: self.0,
+            ..HandOver::default()
+        });
+    }
+
+    /// Returns what goes in front of the frame, which came in by a device.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "takes the word apart")]
+    pub const fn carried(self, device: u32) -> Carried {
+        Carried::new(device, self.0 as u16, (self.0 >> 16) as u16)
+    }
+
+    /// Returns the reason.
+    #[inline(always)]
+    pub const fn reason(self) -> PuntReason {
+        const NODE_FRAGMENT: u32 = PuntReason::NodeFragment as u32;
+        const TOO_BIG: u32 = PuntReason::TooBig as u32;
+        match self.0 & 0xffff {
+            NODE_FRAGMENT => PuntReason::NodeFragment,
+            TOO_BIG => PuntReason::TooBig,
+            _ => PuntReason::Fragment,
+        }
+    }
+
+    /// Tells whether the frame may be punted although it was mended after a punt with the reason of this number: a
+    /// fragment that was held may be too big where it is to go. What was cut fits, or its next hop has just changed.
+    #[inline(always)]
+    pub fn may_follow(self, former: u32) -> bool {
+        self.reason() == PuntReason::TooBig && former != PuntReason::TooBig as u32
+    }
+}
+
 /// Leaves a frame to [`Stage::Punt`].
 #[inline(always)]
 pub(crate) fn punt<'t, T: HandOvers>(tables: &T, reason: PuntReason) -> Verdict<'t> {
-    tables.hand_over(HandOver {
-        detail: reason as u32,
-        ..HandOver::default()
-    });
+    Punt::new(reason).hand_over(tables);
     Verdict::Continue(Stage::Punt)
 }
 
 /// Returns what becomes of a frame of [`Stage::Punt`] that nobody takes.
 #[inline(always)]
 pub(crate) fn otherwise<T: HandOvers>(tables: &T) -> Ending {
-    if tables.handed_over().detail == PuntReason::NodeFragment as u32 {
-        Ending::Pass(PassReason::FragmentNotOurs)
-    } else {
-        Ending::Drop(DropReason::FragmentOutOfOrder)
+    match Punt::handed_over(tables).reason() {
+        PuntReason::Fragment => Ending::Drop(DropReason::FragmentOutOfOrder),
+        PuntReason::NodeFragment => Ending::Pass(PassReason::FragmentNotOurs),
+        PuntReason::TooBig => Ending::Drop(DropReason::FragmentationNeeded),
     }
 }
 

@@ -110,7 +110,8 @@ reasons! {
         /// is cut inside the transport header or, to a VIP, whose protocol has no ports. Or it is a later fragment
         /// that overlaps the ports (RFC 1858 section 4).
         FragmentOpaque = "fragment_opaque",
-        /// A fragment of an ICMP message to a VIP; nothing here reassembles it.
+        /// The first fragment of an ICMP message to a VIP, other than an echo request, or with options, which an answer
+        /// would have to repeat; or one within IP-in-IP. Nothing here reassembles it.
         FragmentedIcmp = "fragmented_icmp",
         /// ICMP to a VIP with IP options or extension headers, which an answer would have to repeat.
         IcmpOptions = "icmp_options",
@@ -138,8 +139,8 @@ reasons! {
         VipIcmp = "vip_icmp",
         /// A packet to an address with NodePorts whose headers hide the ports: too many, or cut short.
         NodePortHeaders = "node_port_headers",
-        /// A packet from a VIP that would begin a flow to a pod or in NAT mode. No client has a VIP, so the source is
-        /// forged.
+        /// A packet from a VIP that would begin a flow to a pod or in NAT mode, or the first fragment of an echo request.
+        /// No client has a VIP, so the source is forged.
         SourceIsVip = "source_is_vip",
         /// The client's port already talks to the same pod by another VIP of the pod, and every other port that was
         /// tried is in use too.
@@ -159,7 +160,7 @@ reasons! {
         StageMissing = "stage_missing",
         /// The packet is larger than the next hop's MTU once encapsulated, and its sender cannot be told.
         MtuExceeded = "mtu_exceeded",
-        /// As `MtuExceeded`, for IPv4 without DF: the packet would have to be fragmented.
+        /// As `MtuExceeded`, for IPv4 without DF: the packet would have to be fragmented, and nobody does.
         FragmentationNeeded = "fragmentation_needed",
         /// Neither netlink nor the kernel's FIB knows a neighbour for the backend.
         NextHopUnresolved = "next_hop_unresolved",
@@ -219,6 +220,8 @@ reasons! {
         Fragment = "punted_fragment",
         /// As `Fragment`, to an address of this machine with NodePorts or of NAT mode: it may be for the kernel.
         NodeFragment = "punted_node_fragment",
+        /// IPv4 without DF that does not fit where it is to go: it has to be cut into fragments.
+        TooBig = "punted_too_big",
     }
 }
 

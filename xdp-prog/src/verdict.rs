@@ -162,6 +162,8 @@ pub enum Ending {
     Pass(PassReason),
     /// The packet ends here, counted under the reason.
     Drop(DropReason),
+    /// The agent gets the packet, for the reason that is left for [`Stage::Punt`].
+    Punt,
 }
 
 /// An answer that gives the MAC of an announced address.

@@ -34,7 +34,6 @@ struct Running {
 pub(crate) struct MendView {
     pub(crate) reader: MendReader,
     pub(crate) limits: Limits,
-    pub(crate) queues: usize,
     /// Packets that had been punted before the thread began.
     pub(crate) punted_before: u64,
 }
@@ -104,7 +103,6 @@ impl Mending {
         self.running.as_ref().map(|running| MendView {
             reader: running.mend.reader(),
             limits: running.limits,
-            queues: running.queues.len(),
             punted_before: running.punted_before,
         })
     }

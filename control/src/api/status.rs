@@ -102,9 +102,9 @@ pub struct Untrusted {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MendStatus {
-    /// Receive queues of the interfaces.
+    /// Receive queues of the interfaces, and the one where mended packets come back.
     pub queues: usize,
-    /// Those that are open.
+    /// Those that are open; none if the thread that mends has ended.
     pub open: usize,
     /// Packets that XDP has handed over.
     pub punted: u64,

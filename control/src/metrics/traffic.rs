@@ -28,6 +28,15 @@ pub(super) fn encode(snapshot: &Snapshot, metrics: &mut Metrics<'_>) -> fmt::Res
         "Memory that held packets take, with what is noted of each; only if packets are mended",
         mend.map(|mend| ([("of", "all")], mend.held_bytes)),
     )?;
+    let queues = mend.map(|mend| [("wanted", mend.queues), ("open", mend.open)]);
+    metrics.gauges(
+        "mend_queues",
+        "Queues by which packets come that are mended: those that are to be open, and those that are; only if packets are mended",
+        queues
+            .into_iter()
+            .flatten()
+            .map(|(state, number)| ([("state", state)], number)),
+    )?;
     let failures = snapshot.failures.iter();
     metrics.counters(
         "transmit_failures",

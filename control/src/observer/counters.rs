@@ -117,10 +117,12 @@ impl Observation<'_> {
         let punted: u64 = punted.map(|reason| reason.packets).sum();
         let counts = mend.reader.counts();
         let (held, held_bytes) = counts.held();
-        let (open, problems) = mend.reader.queues();
+        let queues = mend.reader.queues();
+        let mut problems: Vec<_> = queues.problems.iter().map(|error| chain(error)).collect();
+        problems.dedup();
         Some(MendStatus {
-            queues: mend.queues,
-            open,
+            queues: queues.wanted,
+            open: queues.open,
             punted: punted.saturating_sub(mend.punted_before),
             taken: counts.of(Outcome::Taken),
             lost: counts.losses().map(|(_, packets)| packets).sum(),

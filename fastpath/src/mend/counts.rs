@@ -24,17 +24,22 @@ pub enum Outcome {
     Overlap = 6,
     /// The same fragment is held already.
     Duplicate = 7,
-    /// It is no later fragment, or claims to end beyond the longest datagram.
+    /// It is not what it was punted for: no later fragment, or none that is too big and may be cut. Or it claims to end
+    /// beyond the longest datagram.
     Unreadable = 8,
     /// The way back did not take it.
     Unsent = 9,
     /// Mending was switched off while it was held, or the agent ended.
     Ended = 10,
+    /// It was cut into pieces, which went back to XDP.
+    Cut = 11,
+    /// It is too big, and where it was to go there is no room for a header and eight bytes.
+    NoPieceFits = 12,
 }
 
 impl Outcome {
     /// Every outcome, in the order of their numbers.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Taken,
         Self::Mended,
         Self::PassedOn,
@@ -46,6 +51,8 @@ impl Outcome {
         Self::Unreadable,
         Self::Unsent,
         Self::Ended,
+        Self::Cut,
+        Self::NoPieceFits,
     ];
 
     /// Returns the metric label.
@@ -63,6 +70,8 @@ impl Outcome {
             Self::Unreadable => "mend_unreadable",
             Self::Unsent => "mend_unsent",
             Self::Ended => "mend_ended",
+            Self::Cut => "mend_cut",
+            Self::NoPieceFits => "mend_no_piece_fits",
         }
     }
 }

@@ -13,7 +13,7 @@ use xdp_prog::{
 use super::{Limits, Outcome, counts::Tally};
 
 /// Bytes that a held packet takes beside its own, in the tables and as the allocator rounds it up.
-pub(super) const NOTES: usize = 256;
+const NOTES: usize = 256;
 /// Longest payload of a datagram.
 const LONGEST: u32 = 65_535;
 
@@ -298,3 +298,6 @@ fn share_of(source: AddressKey) -> AddressKey {
     network[8..].fill(0);
     AddressKey::v6(network)
 }
+
+#[cfg(test)]
+mod tests;

@@ -27,7 +27,8 @@ use xdp_prog::{
 
 use super::{
     Counts, Limits,
-    pair::{Pair, PairError, WayBack},
+    pair::{MENDED_END, Pair, PairError, WayBack},
+    queues::{Queue, QueueError, QueueStates, Queues, pause_behind},
     worker::{Known, Worker},
 };
 use crate::{
@@ -36,7 +37,7 @@ use crate::{
     load::{LoadError, Loaded},
     port::{
         Losses, Port,
-        xsk::{Copying, OpenError, Options, Xsk},
+        xsk::{Copying, Options, Xsk},
     },
 };
 
@@ -44,19 +45,8 @@ use crate::{
 const LOOK: Duration = Duration::from_millis(1);
 /// Longest sleep. Commands wait for it.
 const SLEEP: Duration = Duration::from_millis(100);
-/// Pause between two attempts at a queue that could not be opened.
-const RETRY: Duration = Duration::from_millis(200);
 /// Buffers of a queue, all of them for what arrives.
 const BUFFERS: u32 = 512;
-
-/// A receive queue of an interface.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Queue {
-    pub interface: String,
-    /// Interface index.
-    pub device: u32,
-    pub queue: u32,
-}
 
 /// Reasons why packets cannot be mended.
 #[derive(Debug, thiserror::Error)]
@@ -82,14 +72,6 @@ enum Command {
     End,
 }
 
-/// What is known of the queues.
-#[derive(Debug, Default)]
-struct Queues {
-    open: usize,
-    /// Why a queue is not open.
-    problems: BTreeMap<Queue, String>,
-}
-
 /// Reads the state of a thread that mends.
 #[derive(Clone, Debug)]
 pub struct MendReader {
@@ -104,13 +86,13 @@ impl MendReader {
         &self.counts
     }
 
-    /// Returns the number of open queues, and why others are not.
+    /// Returns the state of the queues.
     #[must_use]
-    pub fn queues(&self) -> (usize, Vec<String>) {
-        let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut problems: Vec<_> = queues.problems.values().cloned().collect();
-        problems.dedup();
-        (queues.open, problems)
+    pub fn queues(&self) -> QueueStates {
+        self.queues
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .states()
     }
 }
 
@@ -144,9 +126,15 @@ impl Mend {
             free: (0..sockets.len()).rev().collect(),
             sockets,
             slots: hash(loaded, map::PUNT_QUEUES)?,
+            back: Queue {
+                interface: MENDED_END.to_owned(),
+                device,
+                queue: 0,
+            },
             wanted: BTreeSet::new(),
             ports: BTreeMap::new(),
             attempted: None,
+            failures: 0,
             lost: Losses::default(),
             counts: Arc::clone(&counts),
             queues: Arc::clone(&queues),
@@ -221,10 +209,14 @@ struct Thread {
     slots: HashMap<MapData, u64, u32>,
     /// Places in `XSKS` that no queue has.
     free: Vec<u32>,
+    /// Where mended frames come back, some of which are too big then.
+    back: Queue,
     wanted: BTreeSet<Queue>,
     ports: BTreeMap<Queue, Open>,
     /// When queues that are not open were last tried.
     attempted: Option<Instant>,
+    /// How often in a row that was in vain.
+    failures: u32,
     /// What the kernel has lost of queues that are closed.
     lost: Losses,
     counts: Arc<Counts>,
@@ -243,7 +235,10 @@ impl Thread {
     fn run(mut self, commands: &Receiver<Command>) {
         loop {
             match commands.try_recv() {
-                Ok(Command::Follow(queues)) => self.follow(queues),
+                Ok(Command::Follow(mut queues)) => {
+                    queues.insert(self.back.clone());
+                    self.follow(queues);
+                }
                 Ok(Command::End) | Err(TryRecvError::Disconnected) => break,
                 Err(TryRecvError::Empty) => {}
             }
@@ -267,14 +262,13 @@ impl Thread {
         for (queue, open) in &mut self.ports {
             match self.worker.take(&mut open.port, monotonic_ns()) {
                 Ok(frames) => taken += frames,
-                // The interface is gone, for example.
                 Err(error) => broken.push((queue.clone(), error)),
             }
         }
-        for (queue, error) in broken {
+        for (queue, source) in broken {
             self.close(&queue);
-            let problem = format!("interface {}: {error}", queue.interface);
-            self.edit_queues(|queues| drop(queues.problems.insert(queue, problem)));
+            let interface = queue.interface.clone();
+            self.note_problem(queue, QueueError::Broken { interface, source });
         }
         taken
     }
@@ -298,14 +292,20 @@ impl Thread {
         for gone in open.difference(&wanted) {
             self.close(gone);
         }
-        self.edit_queues(|queues| queues.problems.retain(|queue, _| wanted.contains(queue)));
+        self.edit_queues(|queues| {
+            queues.wanted = wanted.len();
+            queues.problems.retain(|queue, _| wanted.contains(queue));
+        });
         self.wanted = wanted;
         self.attempted = None;
+        self.failures = 0;
     }
 
     fn open_missing(&mut self) {
         if self.wanted.len() == self.ports.len()
-            || self.attempted.is_some_and(|then| then.elapsed() < RETRY)
+            || self
+                .attempted
+                .is_some_and(|then| then.elapsed() < pause_behind(self.failures))
         {
             return;
         }
@@ -313,18 +313,20 @@ impl Thread {
         let missing = self.wanted.iter();
         let missing = missing.filter(|queue| !self.ports.contains_key(*queue));
         for queue in missing.cloned().collect::<Vec<_>>() {
-            let problem = self.open(&queue).err();
-            self.edit_queues(|queues| match problem {
-                Some(problem) => drop(queues.problems.insert(queue, problem)),
-                None => drop(queues.problems.remove(&queue)),
-            });
+            match self.open(&queue) {
+                Ok(()) => self.edit_queues(|queues| drop(queues.problems.remove(&queue))),
+                Err(problem) => self.note_problem(queue, problem),
+            }
         }
+        self.failures = if self.wanted.len() == self.ports.len() {
+            0
+        } else {
+            self.failures.saturating_add(1)
+        };
     }
 
-    fn open(&mut self, queue: &Queue) -> Result<(), String> {
-        let Some(slot) = self.free.last().copied() else {
-            return Err("too many queues".to_owned());
-        };
+    fn open(&mut self, queue: &Queue) -> Result<(), QueueError> {
+        let slot = self.free.last().copied().ok_or(QueueError::TooMany)?;
         let options = Options {
             buffers: BUFFERS,
             buffer_size: 4096,
@@ -335,13 +337,11 @@ impl Thread {
             patience: Duration::ZERO,
         };
         let port = Port::open(&queue.interface, queue.queue, &options);
-        let port = port.map_err(|error: OpenError| in_words(&error))?;
+        let port = port.map_err(QueueError::Open)?;
         let fd = port.as_fd().as_raw_fd();
         let key = queue_key(queue.device, queue.queue);
-        self.sockets
-            .set(slot, fd, 0)
-            .and_then(|()| self.slots.insert(key, slot, 0))
-            .map_err(|error| in_words(&error))?;
+        self.sockets.set(slot, fd, 0)?;
+        self.slots.insert(key, slot, 0)?;
         self.free.pop();
         self.ports.insert(queue.clone(), Open { port, slot });
         let open = self.ports.len();
@@ -369,8 +369,18 @@ impl Thread {
         self.counts.show_losses(of_open.fold(self.lost, sum));
     }
 
+    fn note_problem(&self, queue: Queue, problem: QueueError) {
+        self.edit_queues(|queues| drop(queues.problems.insert(queue, Arc::new(problem))));
+    }
+
     fn edit_queues(&self, edit: impl FnOnce(&mut Queues)) {
         edit(&mut self.queues.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        self.edit_queues(|queues| queues.open = 0);
     }
 }
 
@@ -394,15 +404,4 @@ const fn sum(one: Losses, other: Losses) -> Losses {
         too_large: one.too_large + other.too_large,
         invalid: one.invalid + other.invalid,
     }
-}
-
-/// Returns an error and its sources in one line.
-fn in_words(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text += &format!(": {error}");
-        source = error.source();
-    }
-    text
 }

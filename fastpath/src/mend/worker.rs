@@ -1,6 +1,10 @@
-//! Judges punted frames: holds them, has them go back, or gives them up.
+//! Judges punted frames: holds them, cuts them, has them go back, or gives them up.
 
-use std::{io, sync::Arc};
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    io,
+    sync::Arc,
+};
 
 use xdp_prog::{
     abi::Tuple,
@@ -8,10 +12,11 @@ use xdp_prog::{
     parse,
     punt::{Carried, LaterFragment},
     reason::PuntReason,
+    wire::ethernet::{Ethernet, VlanTag},
 };
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
-use super::{Counts, Limits, Outcome, counts::Tally, store::Store};
+use super::{Counts, Limits, Outcome, counts::Tally, cut::Pieces, store::Store};
 use crate::port::{Buffer, Port, Rings};
 
 /// Most frames that are taken out of one queue before it is the next one's turn.
@@ -46,6 +51,10 @@ pub(super) struct Worker<K, B> {
     counts: Arc<Counts>,
     tally: Tally,
     received: Vec<Buffer>,
+    /// The last one that was given to a packet without any.
+    identification: u16,
+    /// The piece that is being sent.
+    piece: Vec<u8>,
 }
 
 impl<K: Known, B: Back> Worker<K, B> {
@@ -64,6 +73,8 @@ impl<K: Known, B: Back> Worker<K, B> {
             counts,
             tally: Tally::default(),
             received: Vec::new(),
+            identification: random(),
+            piece: Vec::new(),
         }
     }
 
@@ -118,16 +129,33 @@ impl<K: Known, B: Back> Worker<K, B> {
     }
 
     fn judge(&mut self, bytes: &[u8], now: u64) {
-        let Some((carried, fragment, frame)) = self.read(bytes) else {
+        let Some(punted) = Punted::read(bytes, self.mac) else {
             self.tally[Outcome::Unreadable as usize] += 1;
             return;
         };
+        match punted.reason {
+            PuntReason::Fragment => self.wait(&punted, false, now),
+            PuntReason::NodeFragment => self.wait(&punted, true, now),
+            PuntReason::TooBig => {
+                let outcome = self.cut(&punted);
+                self.tally[outcome as usize] += 1;
+            }
+        }
+    }
+
+    /// Has a fragment go back if its ports are known, and holds it otherwise.
+    fn wait(&mut self, punted: &Punted<'_>, may_be_kernels: bool, now: u64) {
+        let frame = HostFrame::with_headroom(punted.frame, 0);
+        let Some(fragment) = LaterFragment::of(&frame) else {
+            self.tally[Outcome::Unreadable as usize] += 1;
+            return;
+        };
+        let frame = [&punted.front[..], punted.packet].concat();
         if self.known.has(&fragment.datagram) {
             self.send_held(&fragment.datagram);
             self.send(&frame, Outcome::Mended);
             return;
         }
-        let may_be_kernels = carried == PuntReason::NodeFragment;
         let passed_on = self
             .store
             .hold(now, &fragment, may_be_kernels, frame, &mut self.tally);
@@ -136,21 +164,24 @@ impl<K: Known, B: Back> Worker<K, B> {
         }
     }
 
-    /// Reads a punted frame, and makes it as it goes back.
-    fn read(&self, bytes: &[u8]) -> Option<(PuntReason, LaterFragment, Vec<u8>)> {
-        let (carried, bytes) = Carried::read_from_prefix(bytes).ok()?;
-        let frame = HostFrame::with_headroom(bytes, 0);
-        let link = parse::any_link(&frame).ok()?;
-        let fragment = LaterFragment::of(&frame)?;
-        let back = carried.back_to(self.mac);
-        // Without VLAN tags: what goes on to the stack has come by the device above those.
-        let mut whole = Vec::with_capacity(Carried::LENGTH + bytes.len());
-        whole.extend_from_slice(back.as_bytes());
-        whole.extend_from_slice(&self.mac);
-        whole.extend_from_slice(bytes.get(6..12)?);
-        whole.extend_from_slice(&link.ether_type.to_be_bytes());
-        whole.extend_from_slice(bytes.get(link.l3..)?);
-        Some((carried.reason()?, fragment, whole))
+    /// Cuts a packet that is too big, and has the pieces go back. Returns what has become of it.
+    fn cut(&mut self, punted: &Punted<'_>) -> Outcome {
+        let size = punted.carried.size().into();
+        // Zero is no identification.
+        self.identification = self.identification.checked_add(1).unwrap_or(1);
+        let mut pieces = match Pieces::of(punted.packet, size, self.identification) {
+            Ok(pieces) => pieces,
+            Err(outcome) => return outcome,
+        };
+        self.piece.clear();
+        self.piece.extend_from_slice(&punted.front);
+        while pieces.write_next(&mut self.piece) {
+            if self.back.send(&self.piece).is_err() {
+                return Outcome::Unsent;
+            }
+            self.piece.truncate(FRONT);
+        }
+        Outcome::Cut
     }
 
     fn send_held(&mut self, datagram: &Tuple) {
@@ -173,3 +204,51 @@ impl<K: Known, B: Back> Worker<K, B> {
             .show_held(self.store.packets(), self.store.bytes());
     }
 }
+
+/// Length of what is in front of a packet on its way back: what is for the program, and an Ethernet header.
+const FRONT: usize = Carried::LENGTH + Ethernet::LENGTH;
+
+/// A frame as it was punted.
+struct Punted<'b> {
+    carried: Carried,
+    reason: PuntReason,
+    frame: &'b [u8],
+    /// The packet in the frame.
+    packet: &'b [u8],
+    /// What goes in front of that on its way back.
+    front: [u8; FRONT],
+}
+
+impl<'b> Punted<'b> {
+    /// Reads a frame with what is in front of it. It goes back to the end of the pair with this MAC.
+    fn read(bytes: &'b [u8], mac: [u8; 6]) -> Option<Self> {
+        /// Length of the longest link header that is followed.
+        const LINK: usize = Ethernet::LENGTH + parse::MAX_VLAN_TAGS * VlanTag::LENGTH;
+        let (carried, frame) = Carried::ref_from_prefix(bytes).ok()?;
+        let begin = HostFrame::with_headroom(frame.get(..LINK).unwrap_or(frame), 0);
+        let link = parse::any_link(&begin).ok()?;
+        let mut front = [0; FRONT];
+        let (for_program, ethernet) = front.split_at_mut(Carried::LENGTH);
+        for_program.copy_from_slice(carried.back_to(mac).as_bytes());
+        // Without VLAN tags: what goes on to the stack has come by the device above those.
+        ethernet[..6].copy_from_slice(&mac);
+        ethernet[6..12].copy_from_slice(frame.get(6..12)?);
+        ethernet[12..].copy_from_slice(&link.ether_type.to_be_bytes());
+        Some(Self {
+            carried: *carried,
+            reason: carried.reason()?,
+            frame,
+            packet: frame.get(link.l3..)?,
+            front,
+        })
+    }
+}
+
+/// Returns a number that other machines hardly begin with too.
+#[expect(clippy::cast_possible_truncation, reason = "any number")]
+fn random() -> u16 {
+    RandomState::new().hash_one(()) as u16
+}
+
+#[cfg(test)]
+mod tests;

@@ -85,9 +85,15 @@ fn queues_are_followed_and_the_pair_stays_until_it_is_removed() {
         let pair = near.link(MENDED_END).unwrap().index();
         let wait_for = |mend: &Mend, open: usize, problem: &str| {
             lab::wait_until("the queues are followed", TIMEOUT, || {
-                let (found, problems) = mend.reader().queues();
-                let is_told = problems.iter().any(|told| told.contains(problem));
-                found == open && (is_told || problem.is_empty() && problems.is_empty())
+                let queues = mend.reader().queues();
+                let mut problems = queues.problems.iter().map(ToString::to_string);
+                let is_as_told = if problem.is_empty() {
+                    queues.wanted == queues.open
+                } else {
+                    problems.any(|told| told.contains(problem))
+                };
+                // That of the pair is open too.
+                queues.open == open + 1 && is_as_told
             })
             .unwrap();
         };

@@ -16,6 +16,7 @@ use crate::{
     frame::Frame,
     ip::{Ip, with_packet},
     parse::{self, Packet},
+    punt::{Punt, is_mending},
     reason::{DropReason, PassReason, ReplyReason},
     verdict::{Ending, Reply, ReplyPath},
     wire::{
@@ -135,6 +136,12 @@ fn reply<F: Frame, A: Answerable, T: World>(
     }
     let reason = match judge(frame, packet, answer) {
         Ok(reason) => reason,
+        Err(DropReason::FragmentationNeeded)
+            if is_mending(tables) && packet.protocol != A::ICMP =>
+        {
+            Punt::too_big(answer.mtu()).hand_over(tables);
+            return Err(Ending::Punt);
+        }
         Err(reason) => return Err(Ending::Drop(reason)),
     };
     let source = packet.source.key();
@@ -169,7 +176,7 @@ fn judge<F: Frame, A: Answerable>(
         if A::may_be_fragmented(frame, packet) {
             return Err(DropReason::FragmentationNeeded);
         }
-        if packet.length <= told {
+        if packet.length <= told || packet.is_later_fragment() {
             return Err(DropReason::MtuExceeded);
         }
     }
@@ -178,8 +185,15 @@ fn judge<F: Frame, A: Answerable>(
     }
     if kind == Answer::KIND_ECHO {
         // The answer would have to repeat options and extension headers.
-        let is_plain = packet.l4 - packet.l3 == A::HEADER_LENGTH;
-        return if is_plain && packet.protocol == A::ICMP {
+        let plain = if packet.is_fragment {
+            A::HEADER_LENGTH + A::FRAGMENT_HEADER_LENGTH
+        } else {
+            A::HEADER_LENGTH
+        };
+        let is_plain = packet.l4 - packet.l3 == plain;
+        // A later fragment loses a hop.
+        let may_go_on = answer != Answer::ECHO_LATER || packet.hop_limit > 1;
+        return if is_plain && packet.protocol == A::ICMP && may_go_on {
             Ok(ReplyReason::EchoReply)
         } else {
             Err(DropReason::Unanswerable)

@@ -5,6 +5,11 @@
 //! [punted](crate::punt), and dropped where nobody takes it, so that its datagram is lost. A fragment whose ports are
 //! unknown is never hashed.
 //!
+//! Each fragment of an echo request to a VIP is answered by one of the reply, which the requester joins. The reply has
+//! the same data, so nothing need be joined here, and nobody gets more bytes than came. Later fragments are answered
+//! only behind a first one that is a request, and their TTL is not set anew: two machines that answer each other's
+//! fragments would do so for ever.
+//!
 //! At node addresses most fragments are for the kernel. There a first fragment publishes its ports only if it is for
 //! a service or a port of NAT mode. Fragments without published ports pass to the stack, except one that hides its
 //! ports where NodePorts are. Where packets are mended, each first fragment publishes its ports, so that the later ones
@@ -13,12 +18,14 @@
 use super::{
     address::{has_node_ports, is_vip, may_be_ours},
     edge::balance,
-    head::Head,
+    head::{Head, key_of_datagram},
+    message::{Messages, begins_echo_request},
     node::decap::{self, is_asked},
     owner::{find_service, find_with_pods, owner, tagged_owner},
 };
 use crate::{
-    abi::{CONFIG_NODE, SERVICE_NAT},
+    abi::{CONFIG_NODE, Datagram, SERVICE_NAT},
+    family::Family,
     frame::Frame,
     ip::{Ip, with_packet},
     parse::{self, Packet},
@@ -27,7 +34,7 @@ use crate::{
     stage::Stage,
     verdict::{Decap, Delivery, Verdict},
     wire::protocol,
-    world::{HandOver, World},
+    world::{Answer, HandOver, World},
 };
 
 /// Decides what becomes of a bare fragment.
@@ -53,14 +60,19 @@ pub fn decide_within<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdic
 
 /// Sends a bare fragment the way of its flow.
 #[inline(always)]
-fn bare<'t, F: Frame, A: Ip, T: World>(
+fn bare<'t, F: Frame, A: Messages, T: World>(
     frame: &F,
     tables: &'t T,
     packet: &Packet<A>,
 ) -> Verdict<'t> {
     let head = match Head::read(frame, tables, packet) {
         Ok(part) => part,
-        Err(reason) if is_vip(tables, packet.destination) => return punt_or_drop(tables, reason),
+        Err(reason) if is_vip(tables, packet.destination) => {
+            return match reason {
+                DropReason::FragmentedIcmp => echo(frame, tables, packet),
+                reason => punt_or_drop(tables, reason),
+            };
+        }
         Err(DropReason::FragmentOpaque)
             if may_have_ports(packet.protocol) && has_node_ports(tables, packet.destination) =>
         {
@@ -75,14 +87,31 @@ fn bare<'t, F: Frame, A: Ip, T: World>(
         }
         Err(_) => return Verdict::Pass(PassReason::FragmentNotOurs),
     };
-    if is_mending(tables) {
+    let verdict = follow(frame, tables, packet, &head);
+    let is_cut = match verdict {
+        Verdict::Answer(answer) => answer.is_too_big() && matches!(A::FAMILY, Family::V4),
+        _ => false,
+    };
+    // What the agent cuts comes back. Its later fragments must not overtake it: a node knows no ports either.
+    if is_mending(tables) && !is_cut {
         head.publish(tables, packet);
     }
+    verdict
+}
+
+/// Sends a bare fragment the way of the flow that its datagram belongs to.
+#[inline(always)]
+fn follow<'t, F: Frame, A: Messages, T: World>(
+    frame: &F,
+    tables: &'t T,
+    packet: &Packet<A>,
+    head: &Head,
+) -> Verdict<'t> {
     let flow = head.flow(packet);
     let found = match find_service(tables, &flow) {
         Ok(found) => found,
         Err(Verdict::Continue(Stage::NatReply)) => {
-            return follow_nat(tables, &head, packet, 0, Stage::NatReply);
+            return follow_nat(tables, head, packet, 0, Stage::NatReply);
         }
         // This machine's checks are never fragmented.
         Err(Verdict::Continue(_)) => return Verdict::Pass(PassReason::FragmentNotOurs),
@@ -92,9 +121,11 @@ fn bare<'t, F: Frame, A: Ip, T: World>(
         return verdict;
     }
     if found.entry.flags & SERVICE_NAT != 0 {
-        return follow_nat(tables, &head, packet, found.id, Stage::Nat);
+        return follow_nat(tables, head, packet, found.id, Stage::Nat);
     }
-    head.publish(tables, packet);
+    if !is_mending(tables) {
+        head.publish(tables, packet);
+    }
     let is_sent_by_edge = found.is_sent_by_edge(frame, tables);
     match owner(tables, &found, &flow, is_sent_by_edge) {
         Ok(owner) => match balance::forward(tables, packet, &flow, found.entry.mode, &owner) {
@@ -103,6 +134,30 @@ fn bare<'t, F: Frame, A: Ip, T: World>(
         },
         Err(verdict) => verdict,
     }
+}
+
+/// Answers a fragment of an echo request to a VIP.
+#[inline(always)]
+fn echo<'t, F: Frame, A: Messages, T: World>(
+    frame: &F,
+    tables: &T,
+    packet: &Packet<A>,
+) -> Verdict<'t> {
+    let key = key_of_datagram(packet);
+    if packet.is_later_fragment() {
+        return match tables.datagram(&key) {
+            Some(first) if first.is_awaited(tables.now()) => Verdict::Answer(Answer::ECHO_LATER),
+            _ => Verdict::Drop(DropReason::FragmentOutOfOrder),
+        };
+    }
+    if !begins_echo_request(frame, packet) {
+        return Verdict::Drop(DropReason::FragmentedIcmp);
+    }
+    if is_vip(tables, packet.source) {
+        return Verdict::Drop(DropReason::SourceIsVip);
+    }
+    tables.publish(&key, &Datagram::new([0; 2], [0; 2], tables.now()));
+    Verdict::Answer(Answer::ECHO)
 }
 
 /// Sends a first fragment to the stage of whole packets, and a later one to the stage of later fragments.

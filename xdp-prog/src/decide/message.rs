@@ -107,6 +107,20 @@ pub(crate) fn kind<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -> Kind
     }
 }
 
+/// Tells whether a first fragment, without options or other extension headers, is that of an echo request.
+#[inline(always)]
+pub(crate) fn begins_echo_request<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -> bool {
+    let l4 = packet.l3 + A::HEADER_LENGTH + A::FRAGMENT_HEADER_LENGTH;
+    let end = A::HEADER_LENGTH + A::FRAGMENT_HEADER_LENGTH + Icmp::LENGTH;
+    if packet.l4 != l4 || end > packet.length {
+        return false;
+    }
+    match frame.view::<Icmp>(l4) {
+        Some(header) => matches!(A::kind(header.kind), Kind::EchoRequest),
+        None => false,
+    }
+}
+
 /// Tells whether a packet is an ICMP error without options that says that another packet was too large.
 #[inline(always)]
 pub(crate) fn is_too_big<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -> bool {

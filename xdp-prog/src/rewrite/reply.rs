@@ -27,6 +27,7 @@ use crate::{
         protocol,
         transport::{Ports, Tcp},
     },
+    world::Answer,
 };
 
 /// DSCP of ICMP errors: network control (RFC 1812 section 4.3.2.5).
@@ -65,11 +66,10 @@ fn echo_v4<F: FrameMut + FrameSum>(frame: &mut F, reply: &Reply) -> Result<(), D
     // Words that swap places leave the sum as it is.
     (header.source, header.destination) = (header.destination, header.source);
     let old = u16::from_be_bytes([header.ttl, header.protocol]);
-    header.ttl = TTL;
+    header.ttl = echo_ttl(reply, header.ttl);
     let new = u16::from_be_bytes([header.ttl, header.protocol]);
     patch_checksum(header, old, new);
-    let check = set_kind(frame, reply, icmp::v4::ECHO_REPLY)?;
-    if check == 0 {
+    if !is_later_echo(reply) && set_kind(frame, reply, icmp::v4::ECHO_REPLY)? == 0 {
         set_checksum_of_zeros(frame, reply)?;
     }
     cut_padding(frame, reply)?;
@@ -97,10 +97,28 @@ fn set_checksum_of_zeros<F: FrameMut + FrameSum>(
 fn echo_v6<F: FrameMut>(frame: &mut F, reply: &Reply) -> Result<(), DropReason> {
     let header = view_mut::<Ipv6, _>(frame, reply.l3)?;
     (header.source, header.destination) = (header.destination, header.source);
-    header.hop_limit = TTL;
-    set_kind(frame, reply, icmp::v6::ECHO_REPLY)?;
+    header.hop_limit = echo_ttl(reply, header.hop_limit);
+    if !is_later_echo(reply) {
+        set_kind(frame, reply, icmp::v6::ECHO_REPLY)?;
+    }
     cut_padding(frame, reply)?;
     turn_back(frame)
+}
+
+/// Tells whether a fragment is answered that has no ICMP header.
+#[inline(always)]
+fn is_later_echo(reply: &Reply) -> bool {
+    reply.answer == Answer::ECHO_LATER
+}
+
+/// Returns the TTL or hop limit of the echo reply to a packet with this one.
+#[inline(always)]
+fn echo_ttl(reply: &Reply, came_with: u8) -> u8 {
+    if is_later_echo(reply) {
+        came_with.saturating_sub(1)
+    } else {
+        TTL
+    }
 }
 
 /// Sets the type of an ICMP message and returns its new checksum.

@@ -9,8 +9,8 @@ use crate::{abi::AddressKey, family::Family, reason::ReplyReason, wire::protocol
 /// only.
 ///
 /// ```text
-/// 31  16 15              8 7    0
-/// | MTU | inner IP version | kind |
+/// 31                                               16 15              8 7    0
+/// | MTU, or 1 for a later fragment of an echo request | inner IP version | kind |
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Answer(pub u32);
@@ -27,6 +27,8 @@ impl Answer {
     pub const REFUSE: Self = Self(Self::KIND_REFUSE);
     /// The packet is an echo request: echo reply.
     pub const ECHO: Self = Self(Self::KIND_ECHO);
+    /// The packet is a later fragment of an echo request: the same fragment of the reply.
+    pub const ECHO_LATER: Self = Self(1 << 16 | Self::KIND_ECHO);
 
     /// The packet is larger than `mtu` bytes, the MTU of its path: packet too big. `mtu` must fit into 16 bits.
     #[inline(always)]
@@ -58,6 +60,11 @@ impl Answer {
 
     pub(crate) const fn kind(self) -> u32 {
         self.0 & 0xff
+    }
+
+    /// Tells whether the packet is larger than the MTU of its path.
+    pub(crate) const fn is_too_big(self) -> bool {
+        self.kind() == Self::KIND_TOO_BIG
     }
 
     /// Returns the packet's family if it lies inside an outer header.

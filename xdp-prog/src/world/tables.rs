@@ -7,6 +7,11 @@ use crate::abi::{
 pub trait Tables {
     /// Returns the machine-wide settings.
     fn config(&self) -> Option<&Config>;
+    /// Tells whether the agent has mended the frame, which therefore does not come by its sender's link.
+    #[inline(always)]
+    fn is_mended(&self) -> bool {
+        false
+    }
     /// Returns the flags of an address in `VIPS`; 0 if it is not there.
     fn address_flags(&self, address: &AddressKey) -> u32;
     /// Tells whether this machine accepts IP-in-IP from a source.

@@ -8,8 +8,8 @@ use std::{
 
 use lab::{Link, Machine, RawSocket, Topology};
 
-/// Payload of all fragments but the last one, as an MTU of 1280 leaves it in IPv6.
-const SIZE: usize = 1232;
+/// An MTU that leaves room for outer headers everywhere.
+const SMALL_MTU: usize = 1280;
 
 /// A client that cuts its datagrams itself.
 #[derive(Debug)]
@@ -18,6 +18,7 @@ pub(crate) struct Sender<'net> {
     frames: RawSocket,
     macs: [u8; 12],
     next_id: u32,
+    mtu: usize,
 }
 
 /// A socket that waits for the answer to a datagram.
@@ -30,6 +31,11 @@ pub(crate) struct Asked {
 
 impl<'net> Sender<'net> {
     pub(crate) fn new(net: &'net Topology) -> Self {
+        Self::of_mtu(net, SMALL_MTU)
+    }
+
+    /// One whose packets are as large as an MTU allows.
+    pub(crate) fn of_mtu(net: &'net Topology, mtu: usize) -> Self {
         let client = &net.clients()[0];
         let near = client.link().unwrap();
         let far = net.far_end(client).unwrap();
@@ -38,6 +44,7 @@ impl<'net> Sender<'net> {
             frames: RawSocket::open(&near, 0).unwrap(),
             macs: macs(&far, &near),
             next_id: 0x1000,
+            mtu,
         }
     }
 
@@ -53,7 +60,7 @@ impl<'net> Sender<'net> {
         let payload: Vec<u8> = (0..length)
             .map(|at| b'a' + u8::try_from((at * 7 + at / 26 + seed) % 26).unwrap())
             .collect();
-        let fragments = fragments(from, to, self.next_id, &payload);
+        let fragments = fragments(from, to, self.next_id, &payload, self.mtu);
         Asked {
             socket,
             fragments: fragments
@@ -74,7 +81,13 @@ impl<'net> Sender<'net> {
     pub(crate) fn send_orphan(&mut self, from: IpAddr, to: IpAddr) {
         self.next_id += 1;
         let ends = [from, to].map(|address| SocketAddr::new(address, 9));
-        let pieces = fragments(ends[0], ends[1], self.next_id, &[b'x'; SIZE + 64]);
+        let pieces = fragments(
+            ends[0],
+            ends[1],
+            self.next_id,
+            &[b'x'; SMALL_MTU],
+            SMALL_MTU,
+        );
         let frame = self.frame(&pieces[1], to.is_ipv4());
         self.send(&frame);
     }
@@ -122,8 +135,15 @@ pub(crate) fn macs(to: &Link<'_>, from: &Link<'_>) -> [u8; 12] {
     macs
 }
 
-/// Cuts a UDP datagram into IP packets (RFC 791 section 3.2, RFC 8200 section 4.5).
-fn fragments(from: SocketAddr, to: SocketAddr, id: u32, payload: &[u8]) -> Vec<Vec<u8>> {
+/// Makes a UDP datagram, and cuts it into IP packets if it does not fit into one (RFC 791 section 3.2, RFC 8200
+/// section 4.5).
+fn fragments(
+    from: SocketAddr,
+    to: SocketAddr,
+    id: u32,
+    payload: &[u8],
+    mtu: usize,
+) -> Vec<Vec<u8>> {
     let length = u16::try_from(8 + payload.len()).unwrap();
     let mut datagram = [from.port(), to.port(), length, 0]
         .map(u16::to_be_bytes)
@@ -141,10 +161,14 @@ fn fragments(from: SocketAddr, to: SocketAddr, id: u32, payload: &[u8]) -> Vec<V
         sum => sum,
     };
     datagram[6..8].copy_from_slice(&sum.to_be_bytes());
-    let pieces = datagram.chunks(SIZE).enumerate();
+    if from.is_ipv6() && 40 + datagram.len() <= mtu {
+        return vec![whole_v6(&addresses, &datagram)];
+    }
+    let size = if from.is_ipv4() { mtu - 20 } else { mtu - 48 } / 8 * 8;
+    let pieces = datagram.chunks(size).enumerate();
     let cut = |(number, piece): (usize, &[u8])| {
-        let offset = u16::try_from(number * SIZE).unwrap();
-        let is_last = number * SIZE + piece.len() == datagram.len();
+        let offset = u16::try_from(number * size).unwrap();
+        let is_last = number * size + piece.len() == datagram.len();
         if from.is_ipv4() {
             packet_v4(&addresses, id, offset, is_last, piece)
         } else {
@@ -165,6 +189,12 @@ fn packet_v4(addresses: &[u8], id: u32, offset: u16, is_last: bool, piece: &[u8]
     let sum = checksum(&header);
     header[10..12].copy_from_slice(&sum.to_be_bytes());
     [&header, piece].concat()
+}
+
+fn whole_v6(addresses: &[u8], datagram: &[u8]) -> Vec<u8> {
+    let [a, b] = u16::try_from(datagram.len()).unwrap().to_be_bytes();
+    let header = [0x60, 0, 0, 0, a, b, 17, 64];
+    [&header, addresses, datagram].concat()
 }
 
 fn packet_v6(addresses: &[u8], id: u32, offset: u16, is_last: bool, piece: &[u8]) -> Vec<u8> {

@@ -282,19 +282,10 @@ fn hidden_ports() -> Vec<Case> {
         })
         .after(IN.carry(&pieces[0]))
         .drops(DropReason::FragmentOpaque),
-        case("first_fragment_of_icmp_to_vip_drops", {
-            IN.carry(&Packet::echo(CLIENT_V4, VIP_V4).fragment(0, true))
-        })
-        .drops(DropReason::FragmentedIcmp),
-        case("fragment_of_icmp_to_vip_drops", {
+        case("fragment_of_icmp_to_vip_without_its_first_one_drops", {
             IN.carry(&Packet::echo(CLIENT_V4, VIP_V4).fragment(3, false))
         })
-        .drops(DropReason::FragmentedIcmp),
-        case("first_fragment_of_icmpv6_to_vip_drops", {
-            let header = fragment_header(0, 1);
-            IN.carry(&Packet::echo(CLIENT_V6, VIP_V6).extensions(&[(44, &header)]))
-        })
-        .drops(DropReason::FragmentedIcmp),
+        .drops(DropReason::FragmentOutOfOrder),
         case("v6_fragment_without_payload_drops", {
             let header = [&[6], &fragment_header(0, 1)[..]].concat();
             IN.carry(&Packet::ip(CLIENT_V6, VIP_V6, 44, &header))

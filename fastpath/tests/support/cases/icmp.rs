@@ -26,6 +26,7 @@ use super::{
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     cases.extend(echoes());
+    cases.extend(echoes_in_pieces());
     cases.extend(forwarded());
     cases.extend(quotes());
     cases.extend(policies());
@@ -74,6 +75,81 @@ fn ip_header(packet: &Packet) -> usize {
 /// The first bytes of a packet: its IP header and so many more.
 fn cut(packet: &Packet, transport: usize) -> Vec<u8> {
     packet.bytes()[..ip_header(packet) + transport].to_vec()
+}
+
+/// Echo requests in fragments, each of which is answered.
+fn echoes_in_pieces() -> Vec<Case> {
+    const SIZE: usize = 256;
+    const ID: u32 = 0x00c0_ffee;
+    let mut cases = Vec::new();
+    let body: Vec<u8> = (1..=255).cycle().step_by(7).take(600).collect();
+    for (family, client, vip, kinds) in [
+        ("v4", CLIENT_V4, VIP_V4, (8, 0)),
+        ("v6", CLIENT_V6, VIP_V6, (128, 129)),
+    ] {
+        let message = |from, to, kind| {
+            let packet = Packet::icmp(from, to, (kind, 0), [0xbe, 0xef, 0, 1], &body);
+            packet.class(0xb8).pieces(SIZE, ID)
+        };
+        let (request, reply) = (message(client, vip, kinds.0), message(vip, client, kinds.1));
+        let name = |what: &str| format!("{family}_echo_in_pieces_{what}");
+        let first = || IN.carry(&request[0]);
+        for (place, at) in ["first", "second", "last"].into_iter().enumerate() {
+            let draft = case(name(at), IN.carry(&request[place].clone().hop_limit(33)));
+            let (draft, hop_limit) = match place {
+                0 => (draft, 64),
+                _ => (draft.after(first()), 32),
+            };
+            let reply = reply[place].clone().hop_limit(hop_limit);
+            cases.push(draft.replies(ReplyReason::EchoReply, BACK.carry(&reply)));
+        }
+        let padded = [IN.carry(&request[2]), vec![0; 20]].concat();
+        let last = reply[2].clone().hop_limit(63);
+        cases.extend([
+            case(name("with_padding"), padded)
+                .after(first())
+                .replies(ReplyReason::EchoReply, BACK.carry(&last)),
+            case(name("later_with_the_last_hop"), {
+                IN.carry(&request[1].clone().hop_limit(1))
+            })
+            .after(first())
+            .drops(DropReason::Unanswerable),
+            case(name("later_without_the_first"), IN.carry(&request[1]))
+                .drops(DropReason::FragmentOutOfOrder),
+            case(name("first_of_a_reply"), {
+                IN.carry(&message(client, vip, kinds.1)[0])
+            })
+            .drops(DropReason::FragmentedIcmp),
+            // Else two machines could be made to answer each other.
+            case(name("later_of_a_reply"), IN.carry(&request[1]))
+                .after(IN.carry(&message(client, vip, kinds.1)[0]))
+                .drops(DropReason::FragmentOutOfOrder),
+            case(name("from_a_vip"), IN.carry(&message(vip, vip, kinds.0)[0]))
+                .drops(DropReason::SourceIsVip),
+            case(name("cut_inside_the_header"), {
+                let whole = Packet::icmp(client, vip, (kinds.0, 0), [0; 4], b"");
+                IN.carry(&whole.piece(&whole.payload()[..7], 0, true, ID))
+            })
+            .drops(DropReason::FragmentedIcmp),
+            case(name("from_no_host"), {
+                let nobody = if vip.is_ipv4() {
+                    v4(224, 0, 0, 1)
+                } else {
+                    "ff02::1".parse().unwrap()
+                };
+                IN.carry(&message(nobody, vip, kinds.0)[0])
+            })
+            .drops(DropReason::Unanswerable),
+        ]);
+    }
+    let options = Packet::echo(CLIENT_V4, VIP_V4)
+        .fragment(0, true)
+        .options(&[1, 1, 1, 0]);
+    cases.push(
+        case("v4_echo_in_pieces_with_options", IN.carry(&options))
+            .drops(DropReason::FragmentedIcmp),
+    );
+    cases
 }
 
 fn echoes() -> Vec<Case> {

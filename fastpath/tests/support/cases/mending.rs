@@ -1,15 +1,15 @@
-//! Fragments where packets are mended: which of them are told from those that come too early. No socket is here, so
-//! all of those end as they do without mending.
+//! Fragments and long packets where packets are mended: which of them are told from those that come too early, or have
+//! to be cut. No socket is here, so all of those end as they do without mending.
 
 use xdp_prog::{
     abi::{ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, CONFIG_MEND},
-    reason::{DropReason, PassReason},
+    reason::{DropReason, PassReason, ReplyReason},
 };
 
 use super::{
     super::{packet::Packet, tables::TableSet},
-    CLIENT_V4, CLIENT_V6, Case, Draft, IN, V4_UDP, V6_UDP, VIP_V4, VIP_V6, case, client,
-    sent_in_v4, sent_in_v6,
+    BACK, CLIENT_V4, CLIENT_V6, Case, Draft, IN, TO_NODE_V4, V4_IN_V6, V4_L2, V4_TCP, V4_UDP,
+    V6_UDP, VIP_V4, VIP_V6, case, client, sent_in_v4, sent_in_v6, too_big,
 };
 
 const ID: u32 = 0x00c0_ffee;
@@ -22,6 +22,102 @@ fn mending(name: impl Into<String>, input: Vec<u8>) -> Draft {
 }
 
 pub(super) fn cases() -> Vec<Case> {
+    let mut cases = early();
+    cases.extend(long());
+    cases
+}
+
+/// Packets that do not fit where they are to go.
+fn long() -> Vec<Case> {
+    let mut cases = Vec::new();
+    let segment = |to, length: usize| Packet::tcp(client(to), to, &vec![7; length - 40]);
+    for (name, to, length) in [
+        ("v4_in_v4", V4_TCP.1, 1481),
+        ("v4_in_v6", V4_IN_V6.1, 1461),
+        ("v4_by_l2", V4_L2.1, 1501),
+    ] {
+        let whole = segment(to, length);
+        let fragment = whole.clone().fragment(0, true);
+        let options = whole.clone().options(&[1, 1, 1, 0]).fragmentable();
+        cases.extend([
+            mending(format!("mending_{name}_too_long_drops_without_a_socket"), {
+                IN.carry(&whole.clone().fragmentable())
+            })
+            .drops(DropReason::FragmentationNeeded),
+            mending(
+                format!("mending_{name}_too_long_fragment_drops_without_a_socket"),
+                IN.carry(&fragment),
+            )
+            .drops(DropReason::FragmentationNeeded),
+            mending(
+                format!("mending_{name}_too_long_with_options_drops_without_a_socket"),
+                IN.carry(&options),
+            )
+            .drops(DropReason::FragmentationNeeded),
+            mending(format!("mending_{name}_with_df_is_told_its_mtu"), {
+                IN.carry(&whole)
+            })
+            .replies(
+                ReplyReason::PacketTooBig,
+                BACK.carry(&too_big(&whole, u32::try_from(length).unwrap() - 1)),
+            ),
+        ]);
+    }
+    // A fragment waits for the first one of its datagram that is being cut, for nodes know no ports either.
+    let to = V4_TCP.1;
+    let pieces = segment(to, 3000).pieces(1480, ID);
+    cases.push(
+        mending(
+            "mending_fragment_behind_one_that_is_cut_drops_without_a_socket",
+            { IN.carry(&pieces[2]) },
+        )
+        .after(IN.carry(&pieces[0]))
+        .drops(DropReason::FragmentOutOfOrder),
+    );
+    cases.push(
+        case("fragment_behind_one_that_is_too_long_follows", {
+            IN.carry(&pieces[2])
+        })
+        .after(IN.carry(&pieces[0]))
+        .transmits(V4_TCP.0, &pieces[2], sent_in_v4(&pieces[2])),
+    );
+    // Its pieces as the agent cuts it.
+    let to = V4_L2.1;
+    let pieces = segment(to, 1501).fragmentable().pieces(1480, ID);
+    assert_eq!(pieces.len(), 2);
+    let sent = |piece: &Packet| TO_NODE_V4.carry(&piece.next_hop());
+    cases.extend([
+        mending("mending_first_piece_follows", IN.carry(&pieces[0])).transmits(
+            V4_L2.0,
+            &pieces[0],
+            sent(&pieces[0]),
+        ),
+        mending("mending_second_piece_follows", IN.carry(&pieces[1]))
+            .after(IN.carry(&pieces[0]))
+            .transmits(V4_L2.0, &pieces[1], sent(&pieces[1])),
+    ]);
+    // IPv6 is cut by its sender alone, which no later fragment tells.
+    let to = V6_UDP.1;
+    let pieces = Packet::udp(client(to), to, &[7; 2000]).pieces(1440, ID);
+    cases.extend([
+        mending("mending_v6_too_long_fragment_is_told_its_mtu", {
+            IN.carry(&pieces[0])
+        })
+        .replies(
+            ReplyReason::PacketTooBig,
+            BACK.carry(&too_big(&pieces[0], 1460)),
+        ),
+        mending("mending_v6_too_long_later_fragment_drops", {
+            IN.carry(&Packet::udp(client(to), to, &[7; 3000]).pieces(1440, ID)[1])
+        })
+        .after(IN.carry(&pieces[0]))
+        .drops(DropReason::MtuExceeded),
+    ]);
+    cases
+}
+
+/// Fragments that come before the first one of their datagram.
+fn early() -> Vec<Case> {
     let mut cases = Vec::new();
     for (family, (way, to), vip, echo, sent) in [
         (

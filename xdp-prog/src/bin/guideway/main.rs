@@ -23,7 +23,7 @@ use xdp_prog::{
     process::{Action, end_unpunted, process, resume},
     reason::DropReason,
     stage::Stage,
-    world::Counters as _,
+    world::{Counters as _, Tables as _},
 };
 
 #[xdp(frags)]
@@ -186,7 +186,10 @@ fn stage(ctx: &XdpContext, stage: Stage) -> u32 {
         Action::Transmit if stage.takes_mended() && tables.is_mended() => redirect(ingress),
         // A kernel without AF_XDP has no such program.
         Action::Continue(Stage::Punt)
-            if matches!(stage, Stage::Fragment | Stage::FragmentWithin) =>
+            if matches!(
+                stage,
+                Stage::Fragment | Stage::FragmentWithin | Stage::Answer
+            ) =>
         {
             tables.tail_call(Stage::Punt);
             to_xdp_action(&tables, end_unpunted(&tables))

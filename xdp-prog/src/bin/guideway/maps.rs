@@ -116,12 +116,6 @@ impl<'a> XdpMaps<'a> {
         }
     }
 
-    /// Tells whether the frame is a mended one; only if [`Self::of_mended`] made this.
-    #[inline(always)]
-    pub(crate) fn is_mended(&self) -> bool {
-        self.ingress() != device(self.of.ctx)
-    }
-
     /// Continues in a stage's program; returns only if that program is missing.
     #[inline(always)]
     pub(crate) fn tail_call(&self, stage: Stage) {
@@ -150,6 +144,16 @@ impl Tables for XdpMaps<'_> {
     #[inline(always)]
     fn config(&self) -> Option<&Config> {
         self.of.config
+    }
+
+    #[inline(always)]
+    fn is_mended(&self) -> bool {
+        let device = device(self.of.ctx);
+        let first = match self.of.first_ingress {
+            Some(first) => first,
+            None => self.cpu.first_ingress(device),
+        };
+        first != device
     }
 
     #[inline(always)]

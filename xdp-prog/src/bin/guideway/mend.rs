@@ -11,9 +11,9 @@ use xdp_prog::{
     abi::size,
     frame::{Frame as _, FrameMut as _},
     process::end_unpunted,
-    punt::{CARRIED, Carried, LONGEST_PUNT, queue_key},
-    reason::{DropReason, PuntReason},
-    world::{Counters as _, HandOvers as _},
+    punt::{CARRIED, Carried, LONGEST_PUNT, Punt, queue_key},
+    reason::DropReason,
+    world::{Counters as _, Tables as _},
 };
 
 use crate::{
@@ -32,11 +32,11 @@ static PUNT_QUEUES: HashMap<u64, u32, { size::PUNT_QUEUES }, NO_PREALLOC> = Hash
 #[inline(always)]
 pub(crate) fn punt(ctx: &XdpContext) -> u32 {
     let tables = XdpMaps::of_mended(ctx);
-    let Some(index) = (if tables.is_mended() {
-        None
-    } else {
-        socket(ctx)
-    }) else {
+    let punt = Punt::handed_over(&tables);
+    if tables.is_mended() && !punt.may_follow(Cpu::current().mended_after()) {
+        return to_xdp_action(&tables, end_unpunted(&tables));
+    }
+    let Some(index) = socket(ctx) else {
         return to_xdp_action(&tables, end_unpunted(&tables));
     };
     let mut frame = XdpFrame::new(ctx);
@@ -56,19 +56,12 @@ pub(crate) fn punt(ctx: &XdpContext) -> u32 {
     if !frame.move_start(-(Carried::LENGTH as i32)) {
         return to_xdp_action(&tables, end_unpunted(&tables));
     }
-    let reason = tables.handed_over().detail;
     let Some(carried) = frame.view_mut::<Carried>(0) else {
         tables.count_reason(DropReason::NoHeadroom.index());
         return xdp_action::XDP_DROP;
     };
-    #[expect(clippy::cast_possible_truncation, reason = "a few reasons")]
-    let number = reason as u16;
-    *carried = Carried::new(tables.ingress(), number, 0);
-    tables.count_reason(if reason == PuntReason::NodeFragment as u32 {
-        PuntReason::NodeFragment.index()
-    } else {
-        PuntReason::Fragment.index()
-    });
+    *carried = punt.carried(tables.ingress());
+    tables.count_reason(punt.reason().index());
     xdp_action::XDP_REDIRECT
 }
 
@@ -93,7 +86,7 @@ fn guideway_mended(ctx: XdpContext) -> u32 {
     if carried.ether_type != CARRIED.to_be_bytes() {
         return xdp_action::XDP_DROP;
     }
-    Cpu::current().note_mended(device(&ctx), carried.device());
+    Cpu::current().note_mended(device(&ctx), carried);
     #[expect(clippy::cast_possible_wrap, reason = "16 bytes")]
     #[expect(clippy::cast_possible_truncation, reason = "16 bytes")]
     if !frame.move_start(Carried::LENGTH as i32) {

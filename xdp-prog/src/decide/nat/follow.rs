@@ -1,6 +1,6 @@
 //! NAT mode: the translation of packets that follow a flow without being part of it: later fragments and ICMP errors.
 //!
-//! They do not renew the flow (RFC 5508 section 3.2), and no ICMP error is ever sent about them.
+//! They do not renew the flow (RFC 5508 section 3.2).
 
 use super::{
     arrived::Arrived,
@@ -10,17 +10,18 @@ use super::{
 };
 use crate::{
     reason::DropReason,
+    verdict::Verdict,
     world::{Answer, NatFlows, Translation, World},
 };
 
 impl Arrived {
     /// Judges whether the packet can leave by a device with this MTU, in bytes.
     #[inline(always)]
-    fn fits(&self, mtu: u32) -> Result<(), DropReason> {
+    fn fits<'t>(&self, mtu: u32) -> Result<(), Verdict<'t>> {
         match self.obstacle(mtu) {
             None => Ok(()),
-            Some(Answer::TIME_EXCEEDED) => Err(DropReason::TtlExpired),
-            Some(_) => Err(DropReason::MtuExceeded),
+            Some(Answer::TIME_EXCEEDED) => Err(Verdict::Drop(DropReason::TtlExpired)),
+            Some(answer) => Err(Verdict::Answer(answer)),
         }
     }
 }
@@ -29,25 +30,28 @@ impl Arrived {
 ///
 /// # Errors
 ///
-/// Returns the reason why the packet cannot be sent.
+/// Returns the verdict on a packet that cannot be sent.
 #[inline(always)]
-pub(super) fn to_backend<T: World>(
+pub(super) fn to_backend<'t, T: World>(
     tables: &T,
     arrived: &Arrived,
-) -> Result<Translation, DropReason> {
+) -> Result<Translation, Verdict<'t>> {
     let key = &arrived.key;
     let now = tables.now();
     let entry = match tables.see_nat_forward(key, |_| None) {
         Some(entry) if is_known(&entry, key, now) => entry,
-        _ => return Err(DropReason::NatUnknownFlow),
+        _ => return Err(Verdict::Drop(DropReason::NatUnknownFlow)),
     };
     let Some(backend) = tables.backend(entry.backend()) else {
-        return Err(DropReason::NatUnknownFlow);
+        return Err(Verdict::Drop(DropReason::NatUnknownFlow));
     };
-    let way = way(tables, arrived.family, backend)?;
+    let way = match way(tables, arrived.family, backend) {
+        Ok(way) => way,
+        Err(reason) => return Err(Verdict::Drop(reason)),
+    };
     let reply = reply_key(backend, way.address, entry.port(), key.protocol());
     if !is_by_nat(backend) || !entry.is_answered_as(&reply) {
-        return Err(DropReason::NatUnknownFlow);
+        return Err(Verdict::Drop(DropReason::NatUnknownFlow));
     }
     arrived.fits(way.hop.mtu)?;
     Ok(as_edge(arrived, &entry, backend, &way))
@@ -57,12 +61,12 @@ pub(super) fn to_backend<T: World>(
 ///
 /// # Errors
 ///
-/// Returns the reason why the packet cannot be sent.
+/// Returns the verdict on a packet that cannot be sent.
 #[inline(always)]
-pub(super) fn to_client<T: NatFlows>(
+pub(super) fn to_client<'t, T: NatFlows>(
     tables: &T,
     arrived: &Arrived,
-) -> Result<Option<Translation>, DropReason> {
+) -> Result<Option<Translation>, Verdict<'t>> {
     let reply = &arrived.key;
     let entry = match tables.see_nat_reverse(reply) {
         Some(entry) if entry.is_for(reply) => entry,

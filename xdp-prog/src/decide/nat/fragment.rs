@@ -36,12 +36,12 @@ fn send<'t, T: World>(tables: &'t T, arrived: &Arrived) -> Verdict<'t> {
                 return Verdict::Drop(DropReason::NatUnknownFlow);
             }
             Ok(None) => return Verdict::Pass(PassReason::NatNotOurs),
-            Err(reason) => return Verdict::Drop(reason),
+            Err(verdict) => return verdict,
         }
     } else {
         match follow::to_backend(tables, arrived) {
             Ok(translation) => translation,
-            Err(reason) => return Verdict::Drop(reason),
+            Err(verdict) => return verdict,
         }
     };
     let without_ports = Translation {

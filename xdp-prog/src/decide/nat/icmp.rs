@@ -60,12 +60,12 @@ fn translate<'t, F: Frame, A: Messages, T: World>(
         match follow::to_client(tables, &arrived) {
             Ok(Some(translation)) => translation,
             Ok(None) => return Err(unknown(tables, packet)),
-            Err(reason) => return Err(Verdict::Drop(reason)),
+            Err(verdict) => return Err(unanswered(verdict)),
         }
     } else {
         match follow::to_backend(tables, &arrived) {
             Ok(translation) => translation,
-            Err(reason) => return Err(Verdict::Drop(reason)),
+            Err(verdict) => return Err(unanswered(verdict)),
         }
     };
     let Some(by) = tables.keep(translation) else {
@@ -84,6 +84,15 @@ fn translate<'t, F: Frame, A: Messages, T: World>(
         quoted_l4: quote.l4,
         has_checksum: has_checksum(packet, &quote).into(),
     })
+}
+
+/// Ends an error that is too big: no ICMP error is answered.
+#[inline(always)]
+fn unanswered(verdict: Verdict<'_>) -> Verdict<'_> {
+    match verdict {
+        Verdict::Answer(_) => Verdict::Drop(DropReason::MtuExceeded),
+        verdict => verdict,
+    }
 }
 
 /// Ends an error about no flow: at a VIP nothing else can be meant, so it is dropped; elsewhere it passes.

@@ -88,7 +88,7 @@ pub(super) fn to_backend<'t, T: World>(
         forget(tables, key, Some(&reply), now);
         return Verdict::Drop(DropReason::NatUnknownFlow);
     }
-    if entry.fingerprint() != origin.fingerprint() {
+    if entry.fingerprint() != origin.fingerprint() && !tables.is_mended() {
         let mtu = tables.device_mtu(origin.ifindex).unwrap_or(0);
         let client = Origin {
             link: origin.link.with_mtu(mtu),

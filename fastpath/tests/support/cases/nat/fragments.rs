@@ -1,7 +1,7 @@
 //! Datagrams in pieces, both ways: the first piece begins or finds the flow, the others follow it.
 
 use xdp_prog::{
-    abi::ADDRESS_NAT,
+    abi::{ADDRESS_NAT, CONFIG_MEND},
     decide::nat::GUARD_NS,
     process::Action,
     reason::{DropReason, PassReason},
@@ -67,7 +67,34 @@ pub(super) fn cases() -> Vec<Case> {
         cases.extend(replies(&service));
     }
     cases.extend(lost());
+    cases.extend(cut());
     cases
+}
+
+/// Where packets are mended, a flow begins with the packet that is cut: its pieces come by no link of the client's.
+fn cut() -> Vec<Case> {
+    let service = &UDP_V4;
+    let long = |mends| {
+        let packet = Packet::udp(service.client, service.vip, &[7; 1473]).fragmentable();
+        nat(format!("flow_of_a_cut_packet_{mends}"), {
+            service.reply_frame(0)
+        })
+        .with(|tables| tables.config.flags |= if mends { CONFIG_MEND } else { 0 })
+        .after(IN.carry(&packet))
+    };
+    let reply = Packet::udp(service.machine, service.edge, &[7; 1473]).fragmentable();
+    vec![
+        long(true).returns(service.returned(0)),
+        long(false).passes(PassReason::NatNotOurs),
+        nat("cut_reply_drops_without_a_socket", {
+            FROM_MACHINE.carry(&reply)
+        })
+        .with(|tables| {
+            tables.config.flags |= CONFIG_MEND;
+            service.seed(tables, service.client, PORT, OPEN, 0);
+        })
+        .drops(DropReason::FragmentationNeeded),
+    ]
 }
 
 fn requests(service: &Service) -> Vec<Case> {
@@ -165,7 +192,7 @@ fn lost() -> Vec<Case> {
             })
             .after(first())
             .drops(DropReason::NextHopUnresolved),
-            // The first one is as long, and is dropped as well, but has shown its ports.
+            // The first one is as long, and is dropped as well, but has shown its ports. Routers may cut IPv4 alone.
             nat(name("later_fragment_larger_than_the_next_hop_takes"), {
                 IN.carry(&request.come[1])
             })
@@ -176,7 +203,11 @@ fn lost() -> Vec<Case> {
                 }
             })
             .after(first())
-            .drops(DropReason::MtuExceeded),
+            .drops(if service.vip.0.is_ipv4() {
+                DropReason::FragmentationNeeded
+            } else {
+                DropReason::MtuExceeded
+            }),
             nat(name("later_reply_fragment_hop_limit_1"), {
                 FROM_MACHINE.carry(&reply.come[1].clone().hop_limit(1))
             })

@@ -14,6 +14,7 @@ use aya_ebpf::{
 };
 use xdp_prog::{
     abi::{Config, REASONS_OF_CPU, Traffic, size},
+    punt::Carried,
     reason::REASON_COUNT,
     world::{Clock, Counters, HandOver, HandOvers, Relay, Translation},
 };
@@ -32,9 +33,10 @@ struct Scratch {
     hand_over: HandOver,
     /// See [`NatFlows::keep`](xdp_prog::world::NatFlows::keep).
     translation: Translation,
-    /// The device at which mended frames come back, and the one by which the last of them came in at first.
-    mended: [u32; 2],
-    reserved: [u64; 7],
+    /// The device at which mended frames come back, the one by which the last of them came in at first, the number of
+    /// the reason why that was punted, and zero.
+    mended: [u32; 4],
+    reserved: [u64; 6],
 }
 
 const _: () = assert!(size_of::<Scratch>() == 192 && offset_of!(Scratch, translation) == 64);
@@ -130,12 +132,22 @@ impl Cpu {
         Some(place)
     }
 
-    /// Notes by which device a mended frame came in at first, which comes back by another one.
+    /// Notes where a mended frame came from at first, which comes back by another device.
     #[inline(always)]
-    pub(crate) fn note_mended(self, back: u32, first: u32) {
+    pub(crate) fn note_mended(self, back: u32, carried: &Carried) {
         if let Some(scratch) = self.scratch() {
             // SAFETY: the CPU's own element.
-            unsafe { (*scratch).mended = [back, first] };
+            unsafe { (*scratch).mended = [back, carried.device(), carried.number(), 0] };
+        }
+    }
+
+    /// Returns the number of the reason why the mended frame of this run was punted.
+    #[inline(always)]
+    pub(crate) fn mended_after(self) -> u32 {
+        match self.scratch() {
+            // SAFETY: the CPU's own element.
+            Some(scratch) => unsafe { (*scratch).mended[2] },
+            None => 0,
         }
     }
 
@@ -148,7 +160,7 @@ impl Cpu {
             return ingress;
         };
         // SAFETY: the CPU's own element.
-        let [back, first] = unsafe { (*scratch).mended };
+        let [back, first, ..] = unsafe { (*scratch).mended };
         if back == ingress { first } else { ingress }
     }
 

@@ -117,6 +117,8 @@ pub enum System {
     Direct,
     /// One machine more, which only routes.
     Routing,
+    /// An XDP program that looks at nothing, and sends what comes on to one node.
+    Null,
     /// Guideway: an edge with IPIP, nodes that decapsulate, replies straight to the client.
     OursIpip,
     /// Guideway: an edge that rewrites MAC addresses, replies straight to the client.
@@ -135,12 +137,27 @@ impl System {
         matches!(self, Self::OursIpip | Self::OursL2dsr | Self::OursNat)
     }
 
+    /// Tells whether the system balances: that it chooses one of several backends.
+    pub fn balances(self) -> bool {
+        !matches!(self, Self::Direct | Self::Routing | Self::Null)
+    }
+
+    /// Tells whether the system sends frames on by XDP, before the stack sees them.
+    pub fn is_xdp(self) -> bool {
+        self.is_ours() || self == Self::Null
+    }
+
     /// Returns the mode of the system's kube-proxy; `None` if it has none.
     pub fn proxy_mode(self) -> Option<ProxyMode> {
         match self {
             Self::KubeProxyNftables => Some(ProxyMode::Nftables),
             Self::KubeProxyIptables => Some(ProxyMode::Iptables),
-            Self::Direct | Self::Routing | Self::OursIpip | Self::OursL2dsr | Self::OursNat => None,
+            Self::Direct
+            | Self::Routing
+            | Self::Null
+            | Self::OursIpip
+            | Self::OursL2dsr
+            | Self::OursNat => None,
         }
     }
 }
@@ -171,6 +188,7 @@ names! {
     System {
         "direct": Self::Direct,
         "routing": Self::Routing,
+        "null": Self::Null,
         "ours-ipip": Self::OursIpip,
         "ours-l2dsr": Self::OursL2dsr,
         "ours-nat": Self::OursNat,

@@ -16,12 +16,14 @@
 mod addresses;
 mod backends;
 mod background;
+mod carriers;
 mod drops;
 mod events;
 mod flows;
 mod guideway;
 pub(crate) mod kube_proxy;
 mod live;
+mod null;
 mod planned;
 
 use std::{
@@ -38,12 +40,14 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 pub use self::{
     addresses::PlannedFlow,
     backends::Responder,
+    carriers::LinkDown,
     drops::{Counts, counted_between},
     planned::{PlannedSeries, planned},
 };
 use self::{
     addresses::{FIRST_CLIENT_PORT, Listing, routed},
     kube_proxy::Cluster,
+    null::Null,
 };
 use crate::{
     load::{
@@ -111,6 +115,13 @@ pub trait Wire: Sync {
     ///
     /// When the kernel does not tell, or an agent does not answer.
     fn drops(&self, system: System) -> Result<Counts>;
+
+    /// Reads how often each device on the way of a system's packets has got or lost its carrier so far.
+    ///
+    /// # Errors
+    ///
+    /// [`LinkDown`] when one has none.
+    fn carriers(&self, system: System) -> Result<Counts>;
 }
 
 /// The machines, and what runs on them.
@@ -120,6 +131,7 @@ pub struct Lab {
     /// By machine.
     agents: Mutex<BTreeMap<String, Process>>,
     _cluster: Option<Cluster>,
+    _null: Option<Null>,
     _responders: Vec<Responder>,
     net: Topology,
     guideway: Guideway,
@@ -151,6 +163,7 @@ impl Lab {
         let mut lab = Self {
             agents: Mutex::default(),
             _cluster: None,
+            _null: None,
             _responders: Vec::new(),
             net: net.context("building the network; it takes root")?,
             guideway: Guideway::new(guideway),
@@ -167,6 +180,10 @@ impl Lab {
         lab.start_responders()?;
         if lab.systems.iter().any(|system| system.is_ours()) {
             lab.start_agents().context("bringing Guideway up")?;
+        }
+        if lab.systems.contains(&System::Null) {
+            let (edge, node) = (lab.edge(System::Null)?, &lab.nodes(System::Null)[0]);
+            lab._null = Some(Null::attach(edge, node)?);
         }
         lab.start_kube_proxies(show_progress)
             .context("bringing kube-proxy up")?;
@@ -231,17 +248,21 @@ impl Lab {
             let (has_agent, number) = (place < BACKENDS, place % BACKENDS);
             let own = [node.v4(), node.v6()];
             let mut addresses = own.map(|own| SocketAddr::new(own, PORT)).to_vec();
-            if has_agent {
-                let dsr = [System::OursIpip, System::OursL2dsr];
-                for &system in self.systems.iter().filter(|one| dsr.contains(one)) {
-                    let listing = self.listing(system)?;
-                    for vip in listing.vips() {
-                        node.add_vip(vip)?;
-                    }
-                    let families = listing.families.iter();
-                    addresses.extend(families.flat_map(|&family| listing.tried(family)));
+            // Where nothing translates, the backend has the Service's address.
+            let dsr: &[System] = if has_agent {
+                &[System::OursIpip, System::OursL2dsr]
+            } else {
+                &[System::Null]
+            };
+            for &system in self.systems.iter().filter(|one| dsr.contains(one)) {
+                let listing = self.listing(system)?;
+                for vip in listing.vips() {
+                    node.add_vip(vip)?;
                 }
-            } else if self.systems.contains(&System::Routing) {
+                let families = listing.families.iter();
+                addresses.extend(families.flat_map(|&family| listing.tried(family)));
+            }
+            if !has_agent && self.systems.contains(&System::Routing) {
                 let routes = self.routes(System::Routing)?;
                 for (to, _) in routes.iter().filter(|(_, to)| to.label() == node.label()) {
                     node.add_vip(*to)?;
@@ -328,6 +349,10 @@ impl Wire for Lab {
         self.read_queues(system)
     }
 
+    fn carriers(&self, system: System) -> Result<Counts> {
+        self.read_carriers(system)
+    }
+
     fn cause(&self, system: System, event: EventKind) -> Result<()> {
         self.cause_event(system, event)
     }
@@ -362,6 +387,12 @@ impl Wire for Lab {
             System::Routing => {
                 format!(
                     "no load balancer, but one machine more, which routes (Linux, no netfilter rules): {ANSWER_PAST}"
+                )
+            }
+            System::Null => {
+                format!(
+                    "no load balancer, but the least that an XDP program can do (native mode, on veth): it writes other MAC \
+                     addresses and sends the packet on, always to the same node; {ANSWER_PAST}"
                 )
             }
             System::OursIpip => ours(

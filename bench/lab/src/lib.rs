@@ -101,6 +101,14 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// An interface has no native XDP: its driver lacks it.
+    #[error("{namespace}: the driver of the interface {interface} has no native XDP")]
+    NoNativeXdp {
+        /// The namespace of the interface.
+        namespace: String,
+        /// The interface.
+        interface: String,
+    },
     /// A program could not be started.
     #[error("cannot start {program}")]
     Start {

@@ -285,6 +285,7 @@ impl<'a> Live<'a> {
             start,
             seconds,
             requests: Vec::new(),
+            under_way_ns: None,
             tally: Tally {
                 offered: asked.rate.map_or(sent, |_| self.pace.limit.into()),
                 sent,

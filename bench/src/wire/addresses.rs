@@ -174,15 +174,14 @@ pub(super) fn flows(
     let backends = backends(system, load.family);
     let balance = system.is_ours().then(|| Balance::new(system, &backends));
     let balance = balance.transpose()?;
-    let is_balanced = !matches!(system, System::Direct | System::Routing);
     let flow = |(number, client): (usize, SocketAddr)| {
         let turn = number % targets.len();
         let to = targets[turn];
         let owner = |balance: &Balance| balance.owner(load.protocol, client, to);
-        let backend = if is_balanced {
-            balance.as_ref().map(owner).transpose()?
-        } else {
-            Some(turn)
+        let backend = match system {
+            System::Direct | System::Routing => Some(turn),
+            System::Null => Some(0),
+            _ => balance.as_ref().map(owner).transpose()?,
         };
         let backend = backend.map(u16::try_from).transpose()?;
         Ok(PlannedFlow {

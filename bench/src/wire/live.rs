@@ -60,10 +60,10 @@ impl Lab {
         let macs = [machine.mac(), router.mac()].concat();
         Ok(Path {
             out: port.clone(),
-            entry: (!is_direct && !system.is_ours()).then(|| own.clone()),
+            entry: (!is_direct && !system.is_xdp()).then(|| own.clone()),
             sink: if is_direct { own } else { port },
             replaces_pass: !is_direct,
-            from_stack: !is_direct && !system.is_ours(),
+            from_stack: !is_direct && !system.is_xdp(),
             macs: *macs.first_chunk().context("two addresses of six bytes")?,
             services: addresses::targets(&self.scenario, system, load)?,
             outer,

@@ -141,6 +141,7 @@ fn result_of(trials: Vec<(&str, (Trial, Streams))>) -> Result<Files> {
         guideway: PathBuf::new(),
         out: PathBuf::new(),
         interrupted: None,
+        most_noise: 1.0,
         command: String::new(),
     };
     let mut run = run::new_run(&options, scenario());
@@ -295,6 +296,8 @@ fn the_report_says_to_the_packet_what_was_lost_doubled_reordered_damaged_and_mis
         0,
     ];
     assert_eq!(packets(&text, "harmed"), row, "{text}");
+    // What was lost, doubled and damaged leaves Little's law its bounds.
+    assert!(!text.contains("Little's law"), "{text}");
     let wrong = format!("Wrong packets: {} answers", corrupt + misdelivered);
     assert!(text.starts_with(&wrong), "{text}");
     let page = report::render(&[files]);
@@ -350,6 +353,7 @@ fn only(given: &load::Trial, flow: usize) -> load::Trial {
         seconds: given.seconds,
         requests: own.copied().collect(),
         tally: given.tally,
+        under_way_ns: None,
         shares: Vec::new(),
         background: None,
     }

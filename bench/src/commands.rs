@@ -49,8 +49,10 @@ A scenario:
     - generator: live             # frames made and counted in the kernel: what a system takes, without latencies
       protocol: tcp               # or udp
       schedule: max               # or constant with a rate
+      segment: data               # or syn: with new_flow_share: 1 a SYN flood
       flows: 1000
       new_flow_share: 0.1         # share of frames of which each begins a flow
+      vlan: 7                     # tag of the frames: for direct, null and ours alone
     - generator: afxdp            # the same frames, made by this program and sent by an AF_XDP socket
       schedule: max
     - generator: live

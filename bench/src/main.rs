@@ -86,7 +86,7 @@ struct Datapath {
     /// cost is set against the other's. The bar is then that no row is slower.
     #[arg(long, value_name = "PROGRAM", conflicts_with = "out")]
     against: Option<PathBuf>,
-    /// Write rates and costs into this directory, too: as a result for `report` and, of the rates, `compare`.
+    /// Write rates and costs into this directory, too: as a result for `report` and `compare`.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -108,7 +108,7 @@ struct Control {
     /// The `guideway` program [default: the one beside this program].
     #[arg(long, value_name = "PATH")]
     guideway: Option<PathBuf>,
-    /// Write the figures into this directory, too: as a result for `report`.
+    /// Write the figures into this directory, too: as a result for `report` and `compare`.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }

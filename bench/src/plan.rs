@@ -217,10 +217,7 @@ fn write_words(out: &mut dyn Write, words: &[u32]) -> io::Result<()> {
 
 /// Returns the first frames of a trial, each with the time when it is due.
 fn frames(series: &PlannedSeries, trial: &PlannedTrial, most: usize) -> Vec<(u64, Vec<u8>)> {
-    let framing = Framing {
-        macs: MACS,
-        protocol: series.load.protocol,
-    };
+    let framing = Framing::of(MACS, &series.load);
     let mut payloads = Payloads::of(series);
     let sizes = trial.sizes.iter().cycle();
     let requests = trial.due.iter().zip(&trial.flows).zip(sizes).take(most);

@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use load::tests::load;
 pub use load::{
     AddressFamily, Background, Exchange, FlowOrder, FrameSize, GeneratorKind, LARGEST_FRAME, Load,
-    SMALLEST_FRAME, Schedule, SearchKind,
+    SMALLEST_FRAME, Schedule, SearchKind, Segment,
 };
 pub use read::{Problem, ScenarioError};
 
@@ -147,6 +147,11 @@ impl System {
         self.is_ours() || self == Self::Null
     }
 
+    /// Tells whether the system passes frames with a VLAN tag, which a machine's stack takes for a VLAN's alone.
+    pub fn takes_tags(self) -> bool {
+        self.is_xdp() || self == Self::Direct
+    }
+
     /// Returns the mode of the system's kube-proxy; `None` if it has none.
     pub fn proxy_mode(self) -> Option<ProxyMode> {
         match self {
@@ -197,6 +202,7 @@ names! {
     }
     GeneratorKind { "sockets": Self::Sockets, "live": Self::Live, "afxdp": Self::Afxdp }
     Exchange { "rr": Self::Rr, "crr": Self::Crr, "connect": Self::Connect }
+    Segment { "data": Self::Data, "syn": Self::Syn }
     AddressFamily { "ipv4": Self::Ipv4, "ipv6": Self::Ipv6 }
     Protocol { "udp": Self::Udp, "tcp": Self::Tcp }
     Schedule {

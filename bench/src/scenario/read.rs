@@ -138,9 +138,9 @@ impl Reader {
         Scenario {
             name: self.name(file.name, whole),
             wire: self.named(file.wire, whole, "wire", Some(WireKind::Lab)),
-            systems,
             services: self.number(file.services, whole, "services", Some(1), 1..=MOST_SERVICES),
-            loads: self.loads(file.loads.unwrap_or_default(), whole),
+            loads: self.loads(file.loads.unwrap_or_default(), whole, &systems),
+            systems,
             seconds,
             rounds: self.number(file.rounds, whole, "rounds", Some(8), LEAST_ROUNDS..=10_000),
             seed: self.number(file.seed, whole, "seed", Some(1), 0..=u64::MAX),

@@ -67,6 +67,8 @@ impl Lab {
             macs: *macs.first_chunk().context("two addresses of six bytes")?,
             services: addresses::targets(&self.scenario, system, load)?,
             outer,
+            // Its edges write the tag of the next hop, and there is none.
+            untags: system.is_ours(),
         })
     }
 }

@@ -13,6 +13,8 @@ fn loads_of_both_families_and_protocols_pass_and_live_frames_are_counted() {
 - { generator: live, family: ipv6, protocol: tcp, rate: 4000, frame_bytes: 84:1 512:1 1518:1 }
 - { generator: live, schedule: max, flows: 1000, flow_order: zipf, new_flow_share: 0.1 }
 - { generator: live, rate: 20000, search: pdr }
+- { generator: live, protocol: tcp, segment: syn, rate: 4000, new_flow_share: 1 }
+- { generator: live, family: ipv6, rate: 4000, vlan: 7 }
 ";
     let scratch = Scratch::new("loads");
     let (scenario, out, page) = (
@@ -31,7 +33,7 @@ fn loads_of_both_families_and_protocols_pass_and_live_frames_are_counted() {
         text(&run)
     );
     let files = Files::read(Path::new(&out)).unwrap();
-    assert_eq!(files.run.series.len(), 8);
+    assert_eq!(files.run.series.len(), 12);
     for series in &files.run.series {
         let [offered, sent, received] = series.totals();
         let told = format!("{}: {offered}, {sent}, {received}", series.name);
@@ -76,7 +78,7 @@ fn requests_by_tcp_and_beside_live_frames_are_timed_and_af_xdp_sends() {
 - { rate: 400, flows: 6, family: ipv6, protocol: tcp }
 - { rate: 400, flows: 64, protocol: tcp, exchange: crr }
 - { rate: 400, flows: 64, family: ipv6, protocol: tcp, exchange: connect }
-- { generator: afxdp, rate: 4000, frame_bytes: 64:1 512:1 }
+- { generator: afxdp, rate: 4000, frame_bytes: 68:1 512:1, vlan: 7 }
 ";
     let scratch = Scratch::new("tcp");
     let (scenario, out, page) = (

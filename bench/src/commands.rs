@@ -32,14 +32,14 @@ const SCENARIO: &str = "\
 A scenario:
   name: udp
   wire: lab                       # namespaces of this machine
-  systems: [direct, ours-ipip]    # direct: no load balancer; the others are routing, null, ours-ipip, ours-l2dsr,
+  systems: [direct, ours-ipip]    # direct: no load balancer; the others are routing, null-program, ours-ipip, ours-l2dsr,
                                   # ours-nat, kube-proxy-nftables and kube-proxy-iptables, the real ones
   services: 1                     # that each load balancer has, up to 10000
   loads:
     - generator: sockets          # requests, each answered by a backend
       family: ipv4                # or ipv6
       protocol: udp               # or tcp
-      exchange: rr                # request and answer; crr: in a TCP connection of their own; connect: its opening alone
+      exchange: rr                # request and answer; http: by HTTP/1.1; crr: in a TCP connection of their own; connect: its opening
       schedule: constant          # poisson, burst (with burst: 32), ramp, step (with steps: 5)
       rate: 1000                  # requests a second; for ramp and step the highest
       flows: 16
@@ -52,7 +52,7 @@ A scenario:
       segment: data               # or syn: with new_flow_share: 1 a SYN flood
       flows: 1000
       new_flow_share: 0.1         # share of frames of which each begins a flow
-      vlan: 7                     # tag of the frames: for direct, null and ours alone
+      vlan: 7                     # tag of the frames: for direct, null-program and ours alone
     - generator: afxdp            # the same frames, made by this program and sent by an AF_XDP socket
       schedule: max
     - generator: live

@@ -198,7 +198,7 @@ impl From<Exit> for ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use anyhow::{Context, anyhow};
+    use anyhow::anyhow;
 
     use super::*;
     use crate::{

@@ -14,13 +14,7 @@ use xdp_prog::bench::{DISTINCT_FLOWS, NEW_FLOW, NUMBER_LENGTH};
 
 use crate::{
     datapath::Protocol,
-    load::{
-        Asked,
-        frame::Framing,
-        message::{PREFIX_LENGTH, framed},
-        numbered,
-        sockets::Requests,
-    },
+    load::{Asked, frame::Framing, message::Form, numbered, sockets::Requests},
     probe::{Key, Ledger, PROBE_LENGTH},
     scenario::{Load, Scenario},
     wire::{PlannedSeries, planned},
@@ -276,8 +270,9 @@ impl<'a> Payloads<'a> {
             payload.resize(length.max(least), 0);
             return payload;
         }
-        payload.resize(length.saturating_sub(PREFIX_LENGTH).max(least), 0);
-        framed(&payload)
+        let form = Form::of(load.exchange);
+        payload.resize(length.saturating_sub(form.overhead()).max(least), 0);
+        form.request(&payload)
     }
 }
 

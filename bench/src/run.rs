@@ -57,7 +57,7 @@ pub struct Options {
 /// The rounds of an interrupted result are not this run's: the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("the interrupted result is not of this run: {0}; name another directory")]
-pub struct OfAnotherRun(String);
+pub struct OfAnotherRun(pub(crate) String);
 
 impl Scenario {
     /// Returns how many seconds the trials of a run take, those that are thrown away among them.

@@ -118,7 +118,7 @@ pub enum System {
     /// One machine more, which only routes.
     Routing,
     /// An XDP program that looks at nothing, and sends what comes on to one node.
-    Null,
+    NullProgram,
     /// Guideway: an edge with IPIP, nodes that decapsulate, replies straight to the client.
     OursIpip,
     /// Guideway: an edge that rewrites MAC addresses, replies straight to the client.
@@ -139,12 +139,12 @@ impl System {
 
     /// Tells whether the system balances: that it chooses one of several backends.
     pub fn balances(self) -> bool {
-        !matches!(self, Self::Direct | Self::Routing | Self::Null)
+        !matches!(self, Self::Direct | Self::Routing | Self::NullProgram)
     }
 
     /// Tells whether the system sends frames on by XDP, before the stack sees them.
     pub fn is_xdp(self) -> bool {
-        self.is_ours() || self == Self::Null
+        self.is_ours() || self == Self::NullProgram
     }
 
     /// Tells whether the system passes frames with a VLAN tag, which a machine's stack takes for a VLAN's alone.
@@ -159,7 +159,7 @@ impl System {
             Self::KubeProxyIptables => Some(ProxyMode::Iptables),
             Self::Direct
             | Self::Routing
-            | Self::Null
+            | Self::NullProgram
             | Self::OursIpip
             | Self::OursL2dsr
             | Self::OursNat => None,
@@ -193,7 +193,7 @@ names! {
     System {
         "direct": Self::Direct,
         "routing": Self::Routing,
-        "null": Self::Null,
+        "null-program": Self::NullProgram,
         "ours-ipip": Self::OursIpip,
         "ours-l2dsr": Self::OursL2dsr,
         "ours-nat": Self::OursNat,
@@ -201,7 +201,7 @@ names! {
         "kube-proxy-iptables": Self::KubeProxyIptables
     }
     GeneratorKind { "sockets": Self::Sockets, "live": Self::Live, "afxdp": Self::Afxdp }
-    Exchange { "rr": Self::Rr, "crr": Self::Crr, "connect": Self::Connect }
+    Exchange { "rr": Self::Rr, "crr": Self::Crr, "connect": Self::Connect, "http": Self::Http }
     Segment { "data": Self::Data, "syn": Self::Syn }
     AddressFamily { "ipv4": Self::Ipv4, "ipv6": Self::Ipv6 }
     Protocol { "udp": Self::Udp, "tcp": Self::Tcp }

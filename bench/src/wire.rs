@@ -181,8 +181,11 @@ impl Lab {
         if lab.systems.iter().any(|system| system.is_ours()) {
             lab.start_agents().context("bringing Guideway up")?;
         }
-        if lab.systems.contains(&System::Null) {
-            let (edge, node) = (lab.edge(System::Null)?, &lab.nodes(System::Null)[0]);
+        if lab.systems.contains(&System::NullProgram) {
+            let (edge, node) = (
+                lab.edge(System::NullProgram)?,
+                &lab.nodes(System::NullProgram)[0],
+            );
             lab._null = Some(Null::attach(edge, node)?);
         }
         lab.start_kube_proxies(show_progress)
@@ -252,7 +255,7 @@ impl Lab {
             let dsr: &[System] = if has_agent {
                 &[System::OursIpip, System::OursL2dsr]
             } else {
-                &[System::Null]
+                &[System::NullProgram]
             };
             for &system in self.systems.iter().filter(|one| dsr.contains(one)) {
                 let listing = self.listing(system)?;
@@ -389,7 +392,7 @@ impl Wire for Lab {
                     "no load balancer, but one machine more, which routes (Linux, no netfilter rules): {ANSWER_PAST}"
                 )
             }
-            System::Null => {
+            System::NullProgram => {
                 format!(
                     "no load balancer, but the least that an XDP program can do (native mode, on veth): it writes other MAC \
                      addresses and sends the packet on, always to the same node; {ANSWER_PAST}"

@@ -21,7 +21,7 @@ use rustix::{
 use socket2::{Domain, Socket, Type};
 
 use self::exchange::{Answer, Log};
-use super::{Arrivals, Asked, Sent, Trial, due_times, message::PREFIX_LENGTH};
+use super::{Arrivals, Asked, Sent, Trial, due_times, message::Form};
 use crate::{
     datapath::Protocol,
     probe::{Arrival, Key, Ledger, PROBE_LENGTH},
@@ -101,7 +101,7 @@ impl Requests {
         let due = due_times(load, asked);
         let prefix = match load.protocol {
             Protocol::Udp => 0,
-            Protocol::Tcp => PREFIX_LENGTH,
+            Protocol::Tcp => Form::of(load.exchange).overhead(),
         };
         let message = |size| load.payload(size).saturating_sub(prefix);
         Self {

@@ -65,7 +65,7 @@ impl Checks {
 
     /// A yardstick has no ceiling above it.
     fn ceiling(&self, trial: &Trial, system: &str, load: &Load) -> Option<String> {
-        let is_yardstick = [System::Direct, System::Null].map(|one| one.to_string());
+        let is_yardstick = [System::Direct, System::NullProgram].map(|one| one.to_string());
         let direct = self.direct.get(&(load.to_string(), trial.round))?;
         let times = direct / trial.rate();
         let is_near = times < CEILING && !is_yardstick.iter().any(|own| own == system);

@@ -9,9 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use xdp_prog::bench::NUMBER_LENGTH;
 
-use crate::{
-    datapath::Protocol, load::message::PREFIX_LENGTH, probe::PROBE_LENGTH, result::Stream,
-};
+use crate::{datapath::Protocol, load::message::Form, probe::PROBE_LENGTH, result::Stream};
 
 /// Smallest frame with its FCS, in bytes.
 pub const SMALLEST_FRAME: u32 = 64;
@@ -96,6 +94,8 @@ pub enum Exchange {
     Crr,
     /// The same, but the round trip ends when the connection is open. The answer still tells the backend.
     Connect,
+    /// Request and answer by HTTP/1.1, on the flow's connection, which is open before.
+    Http,
 }
 
 /// What the TCP segments of frames are.
@@ -189,12 +189,19 @@ impl GeneratorKind {
     }
 
     /// Returns the bytes of a payload by which requests are told apart.
-    fn mark_length(self, protocol: Protocol) -> usize {
+    fn mark_length(self, protocol: Protocol, exchange: Exchange) -> usize {
         match (self, protocol) {
             (Self::Sockets, Protocol::Udp) => PROBE_LENGTH,
-            (Self::Sockets, Protocol::Tcp) => PREFIX_LENGTH + PROBE_LENGTH,
+            (Self::Sockets, Protocol::Tcp) => Form::of(exchange).overhead() + PROBE_LENGTH,
             (Self::Live | Self::Afxdp, _) => NUMBER_LENGTH,
         }
+    }
+}
+
+impl Exchange {
+    /// Tells whether each request makes a connection of its own.
+    pub fn connects(self) -> bool {
+        matches!(self, Self::Crr | Self::Connect)
     }
 }
 
@@ -236,7 +243,7 @@ impl Load {
 
     /// Tells whether each request makes a connection of its own.
     pub fn connects(&self) -> bool {
-        self.exchange != Exchange::Rr
+        self.exchange.connects()
     }
 
     /// Returns the length of a frame's headers and FCS, without a VLAN tag.
@@ -258,10 +265,11 @@ impl Load {
         generator: GeneratorKind,
         family: AddressFamily,
         protocol: Protocol,
+        exchange: Exchange,
         vlan: Option<u16>,
     ) -> u32 {
         #[expect(clippy::cast_possible_truncation, reason = "a few bytes")]
-        let mark = generator.mark_length(protocol) as u32;
+        let mark = generator.mark_length(protocol, exchange) as u32;
         SMALLEST_FRAME.max(Self::overhead(generator, family, protocol) + tag_length(vlan) + mark)
     }
 
@@ -394,11 +402,15 @@ pub(crate) mod tests {
         let smallest = Load::smallest_frame;
         let (sockets, live) = (GeneratorKind::Sockets, GeneratorKind::Live);
         let (v4, v6) = (AddressFamily::Ipv4, AddressFamily::Ipv6);
-        assert_eq!(smallest(sockets, v4, Protocol::Udp, None), 64);
-        assert_eq!(smallest(sockets, v6, Protocol::Udp, None), 82);
-        assert_eq!(smallest(sockets, v4, Protocol::Tcp, None), 88);
-        assert_eq!(smallest(live, v4, Protocol::Tcp, None), 64);
-        assert_eq!(smallest(live, v6, Protocol::Tcp, None), 84);
-        assert_eq!(smallest(live, v6, Protocol::Tcp, Some(7)), 88);
+        assert_eq!(smallest(sockets, v4, Protocol::Udp, Exchange::Rr, None), 64);
+        assert_eq!(smallest(sockets, v6, Protocol::Udp, Exchange::Rr, None), 82);
+        assert_eq!(smallest(sockets, v4, Protocol::Tcp, Exchange::Rr, None), 88);
+        assert_eq!(smallest(live, v4, Protocol::Tcp, Exchange::Rr, None), 64);
+        assert_eq!(smallest(live, v6, Protocol::Tcp, Exchange::Rr, None), 84);
+        assert_eq!(smallest(live, v6, Protocol::Tcp, Exchange::Rr, Some(7)), 88);
+        assert_eq!(
+            smallest(sockets, v4, Protocol::Tcp, Exchange::Http, None),
+            140
+        );
     }
 }

@@ -180,7 +180,7 @@ pub(super) fn flows(
         let owner = |balance: &Balance| balance.owner(load.protocol, client, to);
         let backend = match system {
             System::Direct | System::Routing => Some(turn),
-            System::Null => Some(0),
+            System::NullProgram => Some(0),
             _ => balance.as_ref().map(owner).transpose()?,
         };
         let backend = backend.map(u16::try_from).transpose()?;

@@ -163,6 +163,28 @@ fn result_of(trials: Vec<(&str, (Trial, Streams))>) -> Result<Files> {
     Ok(Files::make(run, 1.0, all)?)
 }
 
+/// A program that is not ours asks a backend over HTTP/1.1, twice on one connection.
+#[test]
+fn the_backends_speak_http_to_others() {
+    let bench = Bench::new().unwrap();
+    let (client, node) = (&bench.net.clients()[0], &bench.net.nodes()[0]);
+    let url = format!("http://{}:{BACKEND_PORT}/", node.v4());
+    let probe = "0123456789abcdef";
+    let told = "%{http_version} %{http_code} %{size_download} %{num_connects}\n";
+    let mut curl = client.namespace().command("curl");
+    curl.args([
+        "--silent",
+        "--show-error",
+        "--http1.1",
+        "--data-binary",
+        probe,
+    ]);
+    curl.args(["--write-out", told, "--output", "/dev/null", &url]);
+    curl.args(["--output", "/dev/null", &url]);
+    let answers = lab::output(&mut curl).unwrap();
+    assert_eq!(answers, "1.1 200 22 1\n1.1 200 22 0\n");
+}
+
 /// The harm of the first test, each kind at its own sequence numbers, in all flows or in one.
 fn harm(flow: u32, sequence: u32) -> Option<Deed> {
     Some(match (sequence, flow) {

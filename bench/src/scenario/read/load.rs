@@ -99,11 +99,12 @@ impl Reader {
         let protocol = self.named(text.protocol, at, "protocol", Some(Protocol::Udp));
         let vlan = (text.vlan).map(|id| self.number(Some(id), at, "vlan", None, VLANS));
         let schedule = self.named(text.schedule, at, "schedule", Some(Schedule::Constant));
+        let exchange = self.named(text.exchange, at, "exchange", Some(Exchange::Rr));
         let load = Load {
             generator,
             family,
             protocol,
-            exchange: self.named(text.exchange, at, "exchange", Some(Exchange::Rr)),
+            exchange,
             segment: self.named(text.segment, at, "segment", Some(Segment::Data)),
             schedule,
             rate: self.rate(text.rate, at, schedule, rates),
@@ -122,7 +123,7 @@ impl Reader {
             frame_bytes: self.frame_bytes(
                 text.frame_bytes,
                 at,
-                Load::smallest_frame(generator, family, protocol, vlan),
+                Load::smallest_frame(generator, family, protocol, exchange, vlan),
             ),
             vlan,
             background: self.background(text.background),
@@ -261,8 +262,8 @@ impl Reader {
             self.check(schedule, false, reason, LIVE);
             return;
         };
-        let can = load.protocol == Protocol::Tcp || !load.connects();
-        let reason = format!("{} makes connections, which UDP has none of", load.exchange);
+        let can = load.protocol == Protocol::Tcp || load.exchange == Exchange::Rr;
+        let reason = format!("{} needs connections, which UDP has none of", load.exchange);
         self.check(exchange, can, &reason, "write protocol: tcp");
         let reason = "flows with sockets are open before a trial";
         self.check(new_flows, load.new_flow_share == 0.0, reason, LIVE);

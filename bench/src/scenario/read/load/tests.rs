@@ -38,7 +38,7 @@ fn loads_are_read_with_the_defaults_of_their_generator() {
     let flood =
         "generator: live, protocol: tcp, segment: syn, schedule: max, new_flow_share: 1, vlan: 7";
     let text = "live, ipv4, tcp syn, max, 16 flows in-turn and 100 % of new ones, \
-                frames of 64 bytes in VLAN 7";
+                frames of 68 bytes in VLAN 7";
     assert_eq!(read(flood).unwrap().to_string(), text);
     let ramp = read("rate: 900, schedule: ramp").unwrap();
     assert_eq!(ramp.mean_rate(), Some(450.0));
@@ -106,7 +106,7 @@ fn each_broken_rule_of_a_load_has_its_place_and_a_remedy() {
         ),
         (
             "rate: 9, exchange: crr",
-            "column 26: crr makes connections, which UDP has none of; write protocol: tcp",
+            "column 26: crr needs connections, which UDP has none of; write protocol: tcp",
         ),
         (
             "rate: 9, generator: live, exchange: crr",
@@ -152,7 +152,7 @@ fn each_broken_rule_of_a_load_has_its_place_and_a_remedy() {
         ),
         (
             "rate: 9, generator: live, segment: syn",
-            "column 40: SYN segments are frames of TCP; write generator: live and protocol: tcp",
+            "column 42: SYN segments are frames of TCP; write generator: live and protocol: tcp",
         ),
         (
             "rate: 9, vlan: 7",
@@ -174,7 +174,7 @@ fn each_broken_rule_of_a_load_has_its_place_and_a_remedy() {
 
 #[test]
 fn systems_of_which_the_stack_would_have_to_take_a_tag_are_named() {
-    let text = "name: one\nsystems: [direct, null, ours-nat, routing]\nloads:\n  - { rate: 9, generator: live, vlan: 7 }\n";
+    let text = "name: one\nsystems: [direct, null-program, ours-nat, routing]\nloads:\n  - { rate: 9, generator: live, vlan: 7 }\n";
     let refused = Scenario::parse(text).unwrap_err().to_string();
     assert!(
         refused.contains("the machine of routing has no VLAN; leave"),

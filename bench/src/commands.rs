@@ -1,5 +1,6 @@
 //! The commands around results: `preflight`, `plan`, `run`, `report`, `verify`, `compare`.
 
+mod instructions;
 mod report;
 
 use std::{
@@ -23,6 +24,7 @@ use bench::{
     scenario::Scenario,
 };
 
+pub(crate) use instructions::Instructions;
 pub(crate) use report::Report;
 use serde::Serialize;
 
@@ -33,7 +35,7 @@ A scenario:
   name: udp
   wire: lab                       # namespaces of this machine
   systems: [direct, ours-ipip]    # direct: no load balancer; the others are routing, null-program, ours-ipip, ours-l2dsr,
-                                  # ours-nat, kube-proxy-nftables and kube-proxy-iptables, the real ones
+                                  # ours-nat, ours-nodeport (behind it pods), kube-proxy-nftables and kube-proxy-iptables, the real ones
   services: 1                     # that each load balancer has, up to 10000
   loads:
     - generator: sockets          # requests, each answered by a backend
@@ -254,9 +256,12 @@ impl Run {
                 if self.redact { " --redact" } else { "" }
             ),
         };
-        let named = |error: anyhow::Error| match error.is::<OfAnotherRun>() {
-            true => error.context(self.out.display().to_string()),
-            false => error,
+        let named = |error: anyhow::Error| {
+            if error.is::<OfAnotherRun>() {
+                error.context(self.out.display().to_string())
+            } else {
+                error
+            }
         };
         let mut files = run::run(&options, &show_progress).map_err(named)?;
         show_progress("");

@@ -48,6 +48,7 @@ enum Scenario {
     Report(commands::Report),
     Verify(commands::Verify),
     Compare(commands::Compare),
+    Instructions(commands::Instructions),
 }
 
 /// How a measurement with bars may end.
@@ -123,6 +124,7 @@ fn main() -> ExitCode {
         Scenario::Report(arguments) => arguments.run(),
         Scenario::Verify(arguments) => arguments.run(),
         Scenario::Compare(arguments) => arguments.run(),
+        Scenario::Instructions(arguments) => arguments.run(),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("guideway-bench: {error:#}");

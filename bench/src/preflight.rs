@@ -112,3 +112,16 @@ fn is_in_path(program: &str) -> bool {
     let mut directories = env::split_paths(&path).chain(env::split_paths(SYSTEM_PATH));
     directories.any(|directory| directory.join(program).exists())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_is_noisy_when_it_loses_more_than_it_may() {
+        assert!(expect_quiet(1.0).is_ok_and(|lost| (0.0..=1.0).contains(&lost)));
+        // Whatever it loses is more than that.
+        let noisy = expect_quiet(-1.0).unwrap_err();
+        assert!(noisy.to_string().contains("--max-noise"), "{noisy}");
+    }
+}

@@ -41,6 +41,9 @@ pub const LEAST_ROUNDS: u32 = 6;
 /// Most Services of a load balancer.
 pub const MOST_SERVICES: u32 = 10_000;
 
+/// Most Services with a NodePort each: those of Kubernetes' range.
+pub const MOST_NODE_PORTS: u32 = 2_768;
+
 /// What to measure: each system under each load, in so many rounds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -125,6 +128,8 @@ pub enum System {
     OursL2dsr,
     /// Guideway: an edge with NAT, through which replies go too.
     OursNat,
+    /// Guideway: NodePorts of an edge, IPIP to nodes, which hand packets to their pods; replies straight to the client.
+    OursNodeport,
     /// The real kube-proxy in nftables mode.
     KubeProxyNftables,
     /// The real kube-proxy in iptables mode.
@@ -134,7 +139,10 @@ pub enum System {
 impl System {
     /// Tells whether the system is Guideway.
     pub fn is_ours(self) -> bool {
-        matches!(self, Self::OursIpip | Self::OursL2dsr | Self::OursNat)
+        matches!(
+            self,
+            Self::OursIpip | Self::OursL2dsr | Self::OursNat | Self::OursNodeport
+        )
     }
 
     /// Tells whether the system balances: that it chooses one of several backends.
@@ -162,7 +170,8 @@ impl System {
             | Self::NullProgram
             | Self::OursIpip
             | Self::OursL2dsr
-            | Self::OursNat => None,
+            | Self::OursNat
+            | Self::OursNodeport => None,
         }
     }
 }
@@ -197,6 +206,7 @@ names! {
         "ours-ipip": Self::OursIpip,
         "ours-l2dsr": Self::OursL2dsr,
         "ours-nat": Self::OursNat,
+        "ours-nodeport": Self::OursNodeport,
         "kube-proxy-nftables": Self::KubeProxyNftables,
         "kube-proxy-iptables": Self::KubeProxyIptables
     }

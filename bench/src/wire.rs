@@ -4,8 +4,10 @@
 //!  client ---- router ---- switch ---- edge 0..     one for each system but the direct wire
 //!                            +-------- node 0..2    backends with Guideway's agents, for its systems
 //!                            +-------- node 3..5    backends without, for all others
+//!                            +-------- node 6..8    with agents and pods, which are the backends behind NodePorts
 //!
 //!  direct:              client, router, node;                           answer: node, router, client
+//!  NodePort:            client, router, edge, node, pod;                answer: pod, node, router, client
 //!  routing, ipip, DSR:  client, router, edge, node;                     answer: node, router, client
 //!  NAT, kube-proxy:     client, router, edge, node;                     answer: node, edge, router, client
 //! ```
@@ -17,6 +19,7 @@ mod addresses;
 mod backends;
 mod background;
 mod carriers;
+mod describe;
 mod drops;
 mod events;
 mod flows;
@@ -45,7 +48,7 @@ pub use self::{
     planned::{PlannedSeries, planned},
 };
 use self::{
-    addresses::{FIRST_CLIENT_PORT, Listing, routed},
+    addresses::{FIRST_CLIENT_PORT, Listing, first_node, routed},
     kube_proxy::Cluster,
     null::Null,
 };
@@ -65,6 +68,8 @@ const BACKENDS: usize = 3;
 const PORT: u16 = 7000;
 /// The port of the first Service; the others follow.
 const FIRST_SERVICE_PORT: u16 = 10_000;
+/// The port of the first Service that has a NodePort; the others follow.
+const FIRST_NODE_PORT: u16 = 30_000;
 /// Most Services that flows go to: each is a socket at every backend.
 const MOST_TRIED: u32 = 16;
 /// The first of the addresses that the system `routing` routes to backends.
@@ -158,8 +163,13 @@ impl Lab {
         let systems = scenario.systems.iter().copied();
         let systems: Vec<System> = systems.filter(|one| *one != System::Direct).collect();
         let edges = u8::try_from(systems.len())?;
-        let nodes = u8::try_from(2 * BACKENDS)?;
-        let net = Topology::builder().edges(edges).nodes(nodes).build();
+        let plain = u8::try_from(2 * BACKENDS)?;
+        let mut net = Topology::builder().edges(edges).nodes(plain);
+        if systems.contains(&System::OursNodeport) {
+            let all = u8::try_from(3 * BACKENDS)?;
+            net = net.nodes(all).pods(1).pods_from(plain);
+        }
+        let net = net.build();
         let mut lab = Self {
             agents: Mutex::default(),
             _cluster: None,
@@ -193,14 +203,10 @@ impl Lab {
         Ok(lab)
     }
 
-    /// Returns the backends' machines. Only Guideway's own systems have its agents on them.
+    /// Returns the backends' machines, or those that have the backends as pods.
     fn nodes(&self, system: System) -> &[Machine] {
-        let (with_agents, without) = self.net.nodes().split_at(BACKENDS);
-        if system.is_ours() {
-            with_agents
-        } else {
-            without
-        }
+        let first = first_node(system);
+        &self.net.nodes()[first..first + BACKENDS]
     }
 
     fn edge(&self, system: System) -> Result<&Machine> {
@@ -228,6 +234,9 @@ impl Lab {
                 }
                 continue;
             }
+            if system == System::OursNodeport {
+                continue;
+            }
             for vip in self.listing(system)?.vips() {
                 let via = edge.address_like(vip);
                 router.replace_route(&Route::to(Cidr::host(vip)).via(via))?;
@@ -248,14 +257,15 @@ impl Lab {
     fn start_responders(&mut self) -> Result<()> {
         let mut responders = Vec::new();
         for (place, node) in self.net.nodes().iter().enumerate() {
-            let (has_agent, number) = (place < BACKENDS, place % BACKENDS);
+            let number = place % BACKENDS;
+            let node = node.pods().first().unwrap_or(node);
             let own = [node.v4(), node.v6()];
             let mut addresses = own.map(|own| SocketAddr::new(own, PORT)).to_vec();
             // Where nothing translates, the backend has the Service's address.
-            let dsr: &[System] = if has_agent {
-                &[System::OursIpip, System::OursL2dsr]
-            } else {
-                &[System::NullProgram]
+            let dsr: &[System] = match place / BACKENDS {
+                0 => &[System::OursIpip, System::OursL2dsr],
+                1 => &[System::NullProgram],
+                _ => &[],
             };
             for &system in self.systems.iter().filter(|one| dsr.contains(one)) {
                 let listing = self.listing(system)?;
@@ -265,7 +275,7 @@ impl Lab {
                 let families = listing.families.iter();
                 addresses.extend(families.flat_map(|&family| listing.tried(family)));
             }
-            if !has_agent && self.systems.contains(&System::Routing) {
+            if place / BACKENDS == 1 && self.systems.contains(&System::Routing) {
                 let routes = self.routes(System::Routing)?;
                 for (to, _) in routes.iter().filter(|(_, to)| to.label() == node.label()) {
                     node.add_vip(*to)?;
@@ -281,21 +291,35 @@ impl Lab {
         Ok(())
     }
 
+    /// Returns the configuration of a system's edge that balances over these nodes.
+    fn edge_config(&self, system: System, nodes: &[Machine]) -> Result<String> {
+        let listing = self.listing(system)?;
+        match system {
+            System::OursNodeport => guideway::node_ports(&listing, self.edge(system)?, nodes),
+            _ => guideway::edge(system, &listing, nodes),
+        }
+    }
+
     fn start_agents(&mut self) -> Result<()> {
         let ours = self.systems.iter().filter(|system| system.is_ours());
         let ours: Vec<System> = ours.copied().collect();
-        let nodes = self.nodes(ours[0]);
-        let edges = ours.iter().map(|&system| self.edge(system));
+        let at_vips = ours.iter().filter(|one| **one != System::OursNodeport);
+        let edges = at_vips.map(|&system| self.edge(system));
         let edges: Vec<&Machine> = edges.collect::<Result<_>>()?;
-        let addresses = edges.iter().flat_map(|edge| [edge.v4(), edge.v6()]);
-        let addresses: Vec<IpAddr> = addresses.collect();
         let mut machines = Vec::new();
-        for node in nodes {
-            machines.push((node.namespace(), guideway::node(&addresses)));
+        if !edges.is_empty() {
+            let addresses = edges.iter().flat_map(|edge| [edge.v4(), edge.v6()]);
+            let config = guideway::node(&addresses.collect::<Vec<IpAddr>>());
+            let nodes = self.nodes(System::OursIpip).iter();
+            machines.extend(nodes.map(|node| (node.namespace(), config.clone())));
         }
-        for (&system, edge) in ours.iter().zip(&edges) {
-            let config = guideway::edge(system, &self.listing(system)?, nodes)?;
-            machines.push((edge.namespace(), config));
+        for &system in &ours {
+            let config = self.edge_config(system, self.nodes(system))?;
+            if system == System::OursNodeport {
+                let nodes = self.nodes(system).iter();
+                machines.extend(nodes.map(|node| (node.namespace(), config.clone())));
+            }
+            machines.push((self.edge(system)?.namespace(), config));
         }
         let mut agents = BTreeMap::new();
         for (machine, config) in &machines {
@@ -365,48 +389,7 @@ impl Wire for Lab {
     }
 
     fn describe(&self, system: System) -> String {
-        const ANSWER_PAST: &str = "the nodes answer the client directly, past it";
-        const ANSWER_BACK: &str =
-            "the nodes answer to it, and it sends the answer on to the client";
-        let ours = |mode: &str, end: &str| {
-            format!(
-                "Guideway: the router sends the address of the Service to an edge, which balances over three nodes \
-                 by {mode} (XDP, native mode, on veth); {end}"
-            )
-        };
-        let proxy = |mode: &str| {
-            format!(
-                "kube-proxy {} of the Kubernetes project in {mode} mode, fed by a real API server: the router sends the \
-                 address of the Service to its machine, which balances over three nodes by DNAT and masquerades; {ANSWER_BACK}",
-                lab::kubernetes::version()
-            )
-        };
-        match system {
-            System::Direct => {
-                "no load balancer: the client sends to the nodes' own addresses through a router; \
-                 each flow has a node of its own"
-                    .to_owned()
-            }
-            System::Routing => {
-                format!(
-                    "no load balancer, but one machine more, which routes (Linux, no netfilter rules): {ANSWER_PAST}"
-                )
-            }
-            System::NullProgram => {
-                format!(
-                    "no load balancer, but the least that an XDP program can do (native mode, on veth): it writes other MAC \
-                     addresses and sends the packet on, always to the same node; {ANSWER_PAST}"
-                )
-            }
-            System::OursIpip => ours(
-                "IPIP",
-                &format!("the agents of the nodes decapsulate; {ANSWER_PAST}"),
-            ),
-            System::OursL2dsr => ours("rewriting MAC addresses", ANSWER_PAST),
-            System::OursNat => ours("NAT", ANSWER_BACK),
-            System::KubeProxyNftables => proxy("nftables"),
-            System::KubeProxyIptables => proxy("iptables"),
-        }
+        describe::system(system)
     }
 }
 

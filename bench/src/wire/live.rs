@@ -53,8 +53,8 @@ impl Lab {
         let (own, port) = (machine.link()?, self.net.far_end(machine)?);
         let router = self.net.router().link("fabric")?;
         let outer = match (system, load.family) {
-            (System::OursIpip, AddressFamily::Ipv4) => 20,
-            (System::OursIpip, AddressFamily::Ipv6) => 40,
+            (System::OursIpip | System::OursNodeport, AddressFamily::Ipv4) => 20,
+            (System::OursIpip | System::OursNodeport, AddressFamily::Ipv6) => 40,
             _ => 0,
         };
         let macs = [machine.mac(), router.mac()].concat();

@@ -290,13 +290,14 @@ fn an_interrupted_run_is_gone_on_with_and_its_rounds_count() {
 /// Needs the programs of `deploy/setup.sh test`. That each system answers and balances is proved by the run itself.
 #[test]
 fn each_system_answers_with_the_real_kube_proxy_among_them() {
-    const SYSTEMS: [&str; 8] = [
+    const SYSTEMS: [&str; 9] = [
         "direct",
         "routing",
         "null-program",
         "ours-ipip",
         "ours-l2dsr",
         "ours-nat",
+        "ours-nodeport",
         "kube-proxy-nftables",
         "kube-proxy-iptables",
     ];

@@ -156,7 +156,7 @@ fn each_broken_rule_of_a_load_has_its_place_and_a_remedy() {
         ),
         (
             "rate: 9, vlan: 7",
-            "column 20: the machines of sockets have no VLAN; write generator: live",
+            "column 22: the machines of sockets have no VLAN; write generator: live",
         ),
         (
             "rate: 9, generator: live, vlan: 4095",

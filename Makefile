@@ -180,17 +180,18 @@ report:
 # where times do not. kube-proxy's rules are taken from one that runs, for each number of SERVICES, and kept. The
 # balancers are counted in several boots, which must agree.
 instructions: SERVICES ?= 1 1000
-instructions: BUILT = $${CARGO_TARGET_DIR:-target}/release/examples
+instructions: BENCH = $${CARGO_TARGET_DIR:-target}/release/guideway-bench
+instructions: COUNT = GUIDEWAY_MATRIX_ICOUNT=1 GUIDEWAY_MATRIX_FILES=$(RULES) deploy/kernel-matrix/run.sh $(BENCH)
 instructions: RULES = $${CARGO_TARGET_DIR:-target}/kube-proxy-rules
 instructions: ROWS = $${CARGO_TARGET_DIR:-target}/balancers.jsonl
 instructions:
 	@deploy/setup.sh test
-	cargo build --release --locked --package bench --example instructions --example balancers --example kube_proxy_rules
-	GUIDEWAY_MATRIX_ICOUNT=1 deploy/kernel-matrix/run.sh $(BUILT)/instructions
-	$(SUDO) $(BUILT)/kube_proxy_rules $(RULES) $(SERVICES)
+	cargo build --release --locked --package bench --bin guideway-bench
+	$(SUDO) $(BENCH) instructions rules $(RULES) $(SERVICES)
+	GUIDEWAY_MATRIX_ARGUMENTS="instructions ways" $(COUNT)
 	rm -f $(ROWS)
 	for boot in 1 2 3; do \
-		GUIDEWAY_MATRIX_ICOUNT=1 GUIDEWAY_MATRIX_FILES=$(RULES) deploy/kernel-matrix/run.sh $(BUILT)/balancers \
+		GUIDEWAY_MATRIX_ARGUMENTS="instructions balancers /files" $(COUNT) \
 			>$(ROWS).log || { cat $(ROWS).log; exit 1; }; \
 		grep '^{"balancer"' $(ROWS).log >>$(ROWS) || exit; \
 	done

@@ -1,9 +1,10 @@
 //! The commands around results: `preflight`, `plan`, `run`, `report`, `verify`, `compare`.
 
+mod instructions;
 mod report;
 
 use std::{
-    env,
+    env, fmt,
     fs::{self, File},
     io::BufWriter,
     path::{Path, PathBuf},
@@ -13,17 +14,19 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use bench::{
-    compare::{self, Judgement, Side},
-    environment, plan,
-    preflight::{self, Unable},
+    compare::{self, Costs, Judgement, Side},
+    exit::Exit,
+    plan, preflight,
     redact::Redactor,
-    report::{text, verify, wrong_packets},
+    report::{text, verify},
     result::Files,
     run::{self, OfAnotherRun},
     scenario::Scenario,
 };
 
+pub(crate) use instructions::Instructions;
 pub(crate) use report::Report;
+use serde::Serialize;
 
 use crate::show_progress;
 
@@ -31,14 +34,14 @@ const SCENARIO: &str = "\
 A scenario:
   name: udp
   wire: lab                       # namespaces of this machine
-  systems: [direct, ours-ipip]    # direct: no load balancer; the others are routing, ours-ipip, ours-l2dsr, ours-nat,
-                                  # kube-proxy-nftables and kube-proxy-iptables, the real ones
+  systems: [direct, ours-ipip]    # direct: no load balancer; the others are routing, null-program, ours-ipip, ours-l2dsr,
+                                  # ours-nat, ours-nodeport (behind it pods), kube-proxy-nftables and kube-proxy-iptables, the real ones
   services: 1                     # that each load balancer has, up to 10000
   loads:
     - generator: sockets          # requests, each answered by a backend
       family: ipv4                # or ipv6
       protocol: udp               # or tcp
-      exchange: rr                # request and answer; crr: in a TCP connection of their own; connect: its opening alone
+      exchange: rr                # request and answer; http: by HTTP/1.1; crr: in a TCP connection of their own; connect: its opening
       schedule: constant          # poisson, burst (with burst: 32), ramp, step (with steps: 5)
       rate: 1000                  # requests a second; for ramp and step the highest
       flows: 16
@@ -48,8 +51,10 @@ A scenario:
     - generator: live             # frames made and counted in the kernel: what a system takes, without latencies
       protocol: tcp               # or udp
       schedule: max               # or constant with a rate
+      segment: data               # or syn: with new_flow_share: 1 a SYN flood
       flows: 1000
       new_flow_share: 0.1         # share of frames of which each begins a flow
+      vlan: 7                     # tag of the frames: for direct, null-program and ours alone
     - generator: afxdp            # the same frames, made by this program and sent by an AF_XDP socket
       schedule: max
     - generator: live
@@ -60,12 +65,37 @@ A scenario:
   seed: 1
   event: { what: agent-restart, at: 2 }   # in each trial, to Guideway's edges; or backend-change
 
-Exit codes: 0 measured, 1 the run failed, 2 wrong usage or scenario, 5 wrong packets: answers were damaged or
-came from another backend than their flow's, 77 this machine cannot run it.";
+";
+
+/// How a run may end.
+const OF_RUN: [Exit; 12] = [
+    Exit::Success,
+    Exit::Failed,
+    Exit::Usage,
+    Exit::WrongPackets,
+    Exit::Noisy,
+    Exit::SlowGenerator,
+    Exit::ConntrackFull,
+    Exit::LinkDown,
+    Exit::Settings,
+    Exit::NoRights,
+    Exit::NoNativeXdp,
+    Exit::Unable,
+];
+/// How a preflight may end.
+const OF_PREFLIGHT: [Exit; 7] = [
+    Exit::Success,
+    Exit::Failed,
+    Exit::Usage,
+    Exit::Noisy,
+    Exit::Settings,
+    Exit::NoRights,
+    Exit::Unable,
+];
 
 /// Measures what a scenario asks for: systems side by side, in rounds that go back and forth.
 #[derive(Debug, clap::Args)]
-#[command(after_help = SCENARIO)]
+#[command(after_help = SCENARIO.to_owned() + &Exit::help(&OF_RUN))]
 pub(crate) struct Run {
     /// The scenario, a YAML file.
     scenario: PathBuf,
@@ -79,28 +109,46 @@ pub(crate) struct Run {
     /// The `guideway` program [default: the one beside this program].
     #[arg(long, value_name = "PATH")]
     guideway: Option<PathBuf>,
+    #[command(flatten)]
+    noise: Noise,
+}
+
+/// How noisy the machine may be.
+#[derive(Clone, Copy, Debug, clap::Args)]
+struct Noise {
+    /// Share of the core's time, in percent, that other work may take before the first round, and in the median over
+    /// all rounds. With 100, nothing is too much.
+    #[arg(long, value_name = "PERCENT", default_value_t = 25, value_parser = clap::value_parser!(u8).range(..=100))]
+    max_noise: u8,
+}
+
+impl Noise {
+    /// Returns the share, 0 to 1.
+    fn most(self) -> f64 {
+        f64::from(self.max_noise) / 100.0
+    }
 }
 
 /// Says what hinders this machine from running a scenario, how long that takes, and how quiet the machine is.
 ///
 /// Sends nothing.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Exit codes: 0 nothing hinders it, 1 the file cannot be read, 2 wrong usage or scenario, 77 this machine cannot run it.")]
+#[command(after_help = Exit::help(&OF_PREFLIGHT))]
 pub(crate) struct Preflight {
     /// The scenario, a YAML file.
     scenario: PathBuf,
     /// The `guideway` program [default: the one beside this program].
     #[arg(long, value_name = "PATH")]
     guideway: Option<PathBuf>,
+    #[command(flatten)]
+    noise: Noise,
 }
 
 /// Says what a scenario would send: flows, frames, the backends that Guideway must choose, and the time that it takes.
 ///
 /// Sends nothing, and needs no rights.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Exit codes: 0 planned, 1 a file cannot be read or written, 2 wrong usage or scenario.")]
+#[command(after_help = Exit::help(&[Exit::Success, Exit::Failed, Exit::Usage]))]
 pub(crate) struct Plan {
     /// The scenario, a YAML file.
     scenario: PathBuf,
@@ -111,21 +159,18 @@ pub(crate) struct Plan {
 
 /// Checks a report: computes every figure again from the data in it, and finds any edit.
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Exit codes: 0 the report is what was measured, 1 it cannot be read, 3 it is not."
-)]
+#[command(after_help = Exit::help(&[Exit::Success, Exit::Failed, Exit::Worse]))]
 pub(crate) struct Verify {
     /// An HTML file of `guideway-bench report`.
     report: PathBuf,
 }
 
-/// Compares two series: better, worse, same or inconclusive.
+/// Compares two series, or the figures of two results that have some: better, worse, same or inconclusive.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
-Exit codes: 0 better or the same, 1 a result cannot be read, 2 wrong usage or results that cannot be compared,
-3 worse, 4 inconclusive: use more rounds or a quieter machine.")]
+#[command(after_help = Exit::help(&[Exit::Success, Exit::Failed, Exit::Usage, Exit::Worse, Exit::Inconclusive]))]
 pub(crate) struct Compare {
-    /// A result, as DIRECTORY, or DIRECTORY:SERIES where it has several.
+    /// A result, as DIRECTORY, or DIRECTORY:SERIES where it has several. Of results of `datapath --out` and `control --out`,
+    /// DIRECTORY stands for all their figures, and DIRECTORY:SUBJECT for those of one subject.
     first: String,
     /// The result to judge against the first.
     second: String,
@@ -136,15 +181,6 @@ pub(crate) struct Compare {
     #[arg(long)]
     json: bool,
 }
-
-/// The code for wrong usage, as clap has it.
-const USAGE: u8 = 2;
-const WORSE: u8 = 3;
-const INCONCLUSIVE: u8 = 4;
-const WRONG_PACKETS: u8 = 5;
-const UNABLE: u8 = 77;
-/// Seconds for which a preflight watches how quiet the machine is.
-const WATCH_SECONDS: f64 = 1.0;
 
 /// Reads a scenario, and its text; tells what is wrong with it and returns `None`.
 fn read_scenario(path: &Path) -> Result<Option<(Scenario, String)>> {
@@ -161,20 +197,17 @@ fn read_scenario(path: &Path) -> Result<Option<(Scenario, String)>> {
 impl Preflight {
     pub(crate) fn run(&self) -> Result<ExitCode> {
         let Some((scenario, _)) = read_scenario(&self.scenario)? else {
-            return Ok(ExitCode::from(USAGE));
+            return Ok(Exit::Usage.into());
         };
         let guideway = self.guideway.clone().map_or_else(beside, Ok)?;
-        if let Err(unable) = preflight::check(&scenario, &guideway) {
-            eprintln!("guideway-bench: {unable}");
-            return Ok(ExitCode::from(UNABLE));
-        }
+        preflight::check(&scenario, &guideway)?;
         let (systems, loads) = (scenario.systems.len(), scenario.loads.len());
         println!(
             "Nothing hinders it: {systems} systems under {loads} loads in {} rounds, whose trials take {:.1} minutes.",
             scenario.rounds,
             scenario.trial_seconds() / 60.0
         );
-        let lost = environment::quietness(0.0, WATCH_SECONDS).lost * 100.0;
+        let lost = preflight::expect_quiet(self.noise.most())? * 100.0;
         println!(
             "Other work takes the core for {lost:.1} % of the time: percentiles from p{:.1} on tell of that too.",
             100.0 - lost
@@ -186,7 +219,7 @@ impl Preflight {
 impl Plan {
     pub(crate) fn run(&self) -> Result<ExitCode> {
         let Some((scenario, _)) = read_scenario(&self.scenario)? else {
-            return Ok(ExitCode::from(USAGE));
+            return Ok(Exit::Usage.into());
         };
         print!("{}", plan::text(&scenario)?);
         if let Some(path) = &self.pcap {
@@ -201,14 +234,14 @@ impl Plan {
 impl Run {
     pub(crate) fn run(&self) -> Result<ExitCode> {
         let Some((_, scenario)) = read_scenario(&self.scenario)? else {
-            return Ok(ExitCode::from(USAGE));
+            return Ok(Exit::Usage.into());
         };
         let interrupted = match self.interrupted() {
             Ok(interrupted) => interrupted,
             Err(refused) => {
                 let out = self.out.display();
                 eprintln!("guideway-bench: {out}: {refused:#}; name another directory");
-                return Ok(ExitCode::from(USAGE));
+                return Ok(Exit::Usage.into());
             }
         };
         let options = run::Options {
@@ -216,23 +249,21 @@ impl Run {
             guideway: self.guideway.clone().map_or_else(beside, Ok)?,
             out: self.out.clone(),
             interrupted,
+            most_noise: self.noise.most(),
             command: format!(
                 "guideway-bench run {} --out DIR{}",
                 file_name(&self.scenario),
                 if self.redact { " --redact" } else { "" }
             ),
         };
-        let mut files = match run::run(&options, &show_progress) {
-            Err(error) if error.is::<Unable>() => {
-                eprintln!("guideway-bench: {error}");
-                return Ok(ExitCode::from(UNABLE));
+        let named = |error: anyhow::Error| {
+            if error.is::<OfAnotherRun>() {
+                error.context(self.out.display().to_string())
+            } else {
+                error
             }
-            Err(error) if error.is::<OfAnotherRun>() => {
-                eprintln!("guideway-bench: {}: {error}", self.out.display());
-                return Ok(ExitCode::from(USAGE));
-            }
-            outcome => outcome?,
         };
+        let mut files = run::run(&options, &show_progress).map_err(named)?;
         show_progress("");
         if self.redact {
             files = Redactor::new(slice::from_ref(&files)).redact_one(&files)?;
@@ -240,10 +271,11 @@ impl Run {
         }
         print!("{}", text(&files));
         println!("\nThe result is in {}.", self.out.display());
-        Ok(match wrong_packets(&files.run) {
-            0 => ExitCode::SUCCESS,
-            _ => ExitCode::from(WRONG_PACKETS),
-        })
+        let exit = Exit::of_run(&files.run, options.most_noise);
+        if exit != Exit::Success {
+            eprintln!("guideway-bench: {}; {}", exit.meaning(), exit.remedy());
+        }
+        Ok(exit.into())
     }
 
     /// Returns the interrupted result in the directory of the result, if one is there.
@@ -270,7 +302,7 @@ impl Verify {
             Err(error) => {
                 let error = anyhow::Error::new(error);
                 eprintln!("guideway-bench: {}: {error:#}", self.report.display());
-                Ok(ExitCode::from(WORSE))
+                Ok(Exit::Worse.into())
             }
         }
     }
@@ -280,26 +312,40 @@ impl Compare {
     pub(crate) fn run(&self) -> Result<ExitCode> {
         let [first, second] = [&self.first, &self.second].map(|text| split(text));
         let [of_first, of_second] = [read(first.0)?, read(second.0)?];
-        let comparison = Side::find(&of_first, first.1).and_then(|first| {
-            let second = Side::find(&of_second, second.1)?;
-            compare::compare(first, second, self.least)
-        });
-        let comparison = match comparison {
-            Ok(comparison) => comparison,
-            Err(refused) => {
-                eprintln!("guideway-bench: {refused:#}");
-                return Ok(ExitCode::from(USAGE));
-            }
+        let [of_costs, other_costs] = [(&of_first, first.1), (&of_second, second.1)]
+            .map(|(files, name)| Costs::find(files, name));
+        let outcome = match (of_costs, other_costs) {
+            (Some(first), Some(second)) => compare::compare_costs(first, second, self.least)
+                .and_then(|comparison| self.show(&comparison, comparison.judgement())),
+            _ => Side::find(&of_first, first.1)
+                .and_then(|first| {
+                    let second = Side::find(&of_second, second.1)?;
+                    compare::compare(first, second, self.least)
+                })
+                .and_then(|comparison| self.show(&comparison, comparison.judgement())),
         };
+        Ok(outcome
+            .unwrap_or_else(|refused| {
+                eprintln!("guideway-bench: {refused:#}");
+                Exit::Usage
+            })
+            .into())
+    }
+
+    fn show(
+        &self,
+        comparison: &(impl fmt::Display + Serialize),
+        judgement: Judgement,
+    ) -> Result<Exit> {
         if self.json {
-            println!("{}", serde_json::to_string(&comparison)?);
+            println!("{}", serde_json::to_string(comparison)?);
         } else {
             print!("{comparison}");
         }
-        Ok(match comparison.judgement() {
-            Judgement::Better | Judgement::Same => ExitCode::SUCCESS,
-            Judgement::Worse => ExitCode::from(WORSE),
-            Judgement::Inconclusive => ExitCode::from(INCONCLUSIVE),
+        Ok(match judgement {
+            Judgement::Better | Judgement::Same => Exit::Success,
+            Judgement::Worse => Exit::Worse,
+            Judgement::Inconclusive => Exit::Inconclusive,
         })
     }
 }

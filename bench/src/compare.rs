@@ -4,15 +4,19 @@
 //! one run: noise that both trials of a round share cancels out. The 95 % interval of the median ratio is from
 //! resampled rounds. Of rates, the time per frame is compared: of both, less is better.
 
+mod costs;
+
 use std::fmt;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
 use crate::{
     result::{Files, Series, Stream, Trial},
     stats::{self, Estimate, median},
 };
+
+pub use costs::{CostComparison, CostRow, Costs, compare_costs};
 
 /// Percentiles that are compared, as far as the trials have them.
 const PERCENTILES: [f64; 3] = [50.0, 90.0, 99.0];
@@ -168,9 +172,18 @@ impl<'a> Side<'a> {
         let wanted =
             |series: &&Series| name.is_none_or(|name| series.name == name || series.system == name);
         let mut found = all().filter(wanted);
-        let series = found
-            .next()
-            .with_context(|| format!("no series {:?}: there are {names}", name.unwrap_or("")))?;
+        let subjects = files.run.measurements.iter();
+        let subjects: Vec<&str> = subjects.map(|one| one.subject.as_str()).collect();
+        let series = found.next().with_context(|| {
+            let subjects = match subjects[..] {
+                [] => String::new(),
+                _ => format!(", and the subjects {}", subjects.join("; ")),
+            };
+            format!(
+                "no series {:?}: there are {names}{subjects}",
+                name.unwrap_or("")
+            )
+        })?;
         ensure!(
             found.next().is_none(),
             "several series are meant: name one of {names}"
@@ -186,13 +199,7 @@ impl<'a> Side<'a> {
 /// When the results differ in what must agree for it; each such fact is named. When one of the two was
 /// interrupted before its sixth round.
 pub fn compare(first: Side<'_>, second: Side<'_>, least: f64) -> Result<Comparison> {
-    let differences = differences(first, second);
-    if !differences.is_empty() {
-        bail!(
-            "the results cannot be compared, because they differ in\n{}",
-            differences.join("\n")
-        );
-    }
+    refuse(&differences(first, second))?;
     for side in [first, second] {
         let name = &side.series.name;
         ensure!(
@@ -202,6 +209,10 @@ pub fn compare(first: Side<'_>, second: Side<'_>, least: f64) -> Result<Comparis
         ensure!(
             !side.series.is_timed() || !side.series.is_overloaded(),
             "{name} is overloaded: it has no latency to compare"
+        );
+        ensure!(
+            !side.series.is_timed() || side.series.has_latencies(),
+            "{name} contradicts Little's law: it has no latency to compare"
         );
         ensure!(
             side.series.trials.len() >= crate::scenario::LEAST_ROUNDS as usize,
@@ -214,13 +225,27 @@ pub fn compare(first: Side<'_>, second: Side<'_>, least: f64) -> Result<Comparis
     Ok(of_series(first.series, second.series, paired, least))
 }
 
-fn differences(first: Side<'_>, second: Side<'_>) -> Vec<String> {
-    let keys = [first, second].map(|side| &side.files.run.comparability);
-    let mut named: Vec<String> = keys[0]
-        .differences(keys[1])
-        .into_iter()
+/// Refuses results that differ in what must agree.
+fn refuse(differences: &[String]) -> Result<()> {
+    ensure!(
+        differences.is_empty(),
+        "the results cannot be compared, because they differ in\n{}",
+        differences.join("\n")
+    );
+    Ok(())
+}
+
+/// Names the facts in which results differ and must not.
+fn key_differences(first: &Files, second: &Files) -> Vec<String> {
+    let keys = [first, second].map(|files| &files.run.comparability);
+    let differing = keys[0].differences(keys[1]).into_iter();
+    differing
         .map(|(name, one, other)| format!("  {name}: {one}, and {other}"))
-        .collect();
+        .collect()
+}
+
+fn differences(first: Side<'_>, second: Side<'_>) -> Vec<String> {
+    let mut named = key_differences(first.files, second.files);
     let [one, other] = [first, second].map(|side| side.series.load.to_string());
     if one != other {
         named.push(format!("  load of the series: {one}, and {other}"));

@@ -73,15 +73,32 @@ pub fn rfc3339_of(since_epoch: Duration) -> String {
     })
 }
 
+/// Why nothing is measured on a machine as it is, with the remedy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Hindrance {
+    /// The kernel times each run of a BPF program.
+    #[error(
+        "kernel.bpf_stats_enabled is on and costs more than the programs under test; \
+         switch it off: sysctl kernel.bpf_stats_enabled=0"
+    )]
+    BpfStats,
+    /// BPF programs are interpreted.
+    #[error("the BPF JIT is off; switch it on: sysctl net.core.bpf_jit_enable=1")]
+    NoJit,
+    /// The caller is not root.
+    #[error("the bench loads BPF programs and makes network namespaces: run it as root")]
+    NoRights,
+}
+
 /// Checks that no setting of the machine falsifies the figures.
 ///
 /// # Errors
 ///
-/// When a setting would, with the remedy; or when the caller is not root.
+/// When a setting would, or the caller is not root: a [`Hindrance`].
 pub fn preflight() -> Result<()> {
     check_settings(Path::new("/proc/sys"))?;
     if !rustix::process::geteuid().is_root() {
-        bail!("the bench loads BPF programs and makes network namespaces: run it as root");
+        bail!(Hindrance::NoRights);
     }
     Ok(())
 }
@@ -92,15 +109,12 @@ fn check_settings(sysctls: &Path) -> Result<()> {
         fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))
     };
     if read("kernel/bpf_stats_enabled")?.trim() != "0" {
-        bail!(
-            "kernel.bpf_stats_enabled is on and costs more than the programs under test; \
-             switch it off: sysctl kernel.bpf_stats_enabled=0"
-        );
+        bail!(Hindrance::BpfStats);
     }
     // The file is absent if the kernel was built with BPF_JIT_ALWAYS_ON.
     let jit = sysctls.join("net/core/bpf_jit_enable");
     if jit.exists() && fs::read_to_string(&jit).is_ok_and(|value| value.trim() == "0") {
-        bail!("the BPF JIT is off; switch it on: sysctl net.core.bpf_jit_enable=1");
+        bail!(Hindrance::NoJit);
     }
     Ok(())
 }

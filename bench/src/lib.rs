@@ -9,6 +9,7 @@ pub mod compare;
 pub mod control;
 pub mod datapath;
 pub mod environment;
+pub mod exit;
 pub mod host;
 pub mod load;
 pub mod plan;

@@ -54,6 +54,8 @@ pub struct Trial {
     pub seconds: f64,
     /// The requests that were sent, in order; none if the generator does not time them.
     pub requests: Vec<Sent>,
+    /// Time for which requests were under way, summed up in nanoseconds; `None` if the generator does not time them.
+    pub under_way_ns: Option<u64>,
     /// What became of the requests.
     pub tally: Tally,
     /// Answers by backend; empty if the generator does not know who answers.

@@ -15,6 +15,7 @@ use bench::{
     bars::Outcome,
     control,
     datapath::{self, Family, Protocol, against},
+    exit::Exit,
     result::Files,
 };
 use clap::{Parser, Subcommand};
@@ -33,13 +34,13 @@ enum Scenario {
     /// What the XDP program costs per packet, against the least that any program could.
     ///
     /// Needs root. Runs on one core for a few minutes, in a network namespace of its own.
-    #[command(after_help = EXIT_CODES)]
+    #[command(after_help = Exit::help(&OF_BARS))]
     Datapath(Datapath),
     /// What following a large Kubernetes cluster costs: time, memory, CPU.
     ///
     /// Needs root, the programs of `deploy/setup.sh test`, and `guideway` beside this program
     /// (`cargo build --release --package control`). Runs for ten minutes, in network namespaces of its own.
-    #[command(after_help = EXIT_CODES)]
+    #[command(after_help = Exit::help(&OF_BARS))]
     Control(Control),
     Preflight(commands::Preflight),
     Plan(commands::Plan),
@@ -47,11 +48,20 @@ enum Scenario {
     Report(commands::Report),
     Verify(commands::Verify),
     Compare(commands::Compare),
+    Instructions(commands::Instructions),
 }
 
-const EXIT_CODES: &str = "\
-Exit codes: 0 all bars hold, 1 the run failed, 2 wrong usage, 3 a bar fails,
-4 inconclusive: a 95 % interval contains the bar, so use more rounds or a quieter machine.";
+/// How a measurement with bars may end.
+const OF_BARS: [Exit; 8] = [
+    Exit::Success,
+    Exit::Failed,
+    Exit::Usage,
+    Exit::Worse,
+    Exit::Inconclusive,
+    Exit::Settings,
+    Exit::NoRights,
+    Exit::NoNativeXdp,
+];
 
 #[derive(Debug, clap::Args)]
 struct Datapath {
@@ -77,7 +87,7 @@ struct Datapath {
     /// cost is set against the other's. The bar is then that no row is slower.
     #[arg(long, value_name = "PROGRAM", conflicts_with = "out")]
     against: Option<PathBuf>,
-    /// Write rates and costs into this directory, too: as a result for `report` and, of the rates, `compare`.
+    /// Write rates and costs into this directory, too: as a result for `report` and `compare`.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -99,7 +109,7 @@ struct Control {
     /// The `guideway` program [default: the one beside this program].
     #[arg(long, value_name = "PATH")]
     guideway: Option<PathBuf>,
-    /// Write the figures into this directory, too: as a result for `report`.
+    /// Write the figures into this directory, too: as a result for `report` and `compare`.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -114,18 +124,19 @@ fn main() -> ExitCode {
         Scenario::Report(arguments) => arguments.run(),
         Scenario::Verify(arguments) => arguments.run(),
         Scenario::Compare(arguments) => arguments.run(),
+        Scenario::Instructions(arguments) => arguments.run(),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("guideway-bench: {error:#}");
-        ExitCode::FAILURE
+        Exit::of_error(&error).into()
     })
 }
 
 fn exit_code(outcome: Outcome) -> ExitCode {
     match outcome {
         Outcome::Holds => ExitCode::SUCCESS,
-        Outcome::Fails => ExitCode::from(3),
-        Outcome::Inconclusive => ExitCode::from(4),
+        Outcome::Fails => Exit::Worse.into(),
+        Outcome::Inconclusive => Exit::Inconclusive.into(),
     }
 }
 

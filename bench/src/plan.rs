@@ -14,13 +14,7 @@ use xdp_prog::bench::{DISTINCT_FLOWS, NEW_FLOW, NUMBER_LENGTH};
 
 use crate::{
     datapath::Protocol,
-    load::{
-        Asked,
-        frame::Framing,
-        message::{PREFIX_LENGTH, framed},
-        numbered,
-        sockets::Requests,
-    },
+    load::{Asked, frame::Framing, message::Form, numbered, sockets::Requests},
     probe::{Key, Ledger, PROBE_LENGTH},
     scenario::{Load, Scenario},
     wire::{PlannedSeries, planned},
@@ -217,10 +211,7 @@ fn write_words(out: &mut dyn Write, words: &[u32]) -> io::Result<()> {
 
 /// Returns the first frames of a trial, each with the time when it is due.
 fn frames(series: &PlannedSeries, trial: &PlannedTrial, most: usize) -> Vec<(u64, Vec<u8>)> {
-    let framing = Framing {
-        macs: MACS,
-        protocol: series.load.protocol,
-    };
+    let framing = Framing::of(MACS, &series.load);
     let mut payloads = Payloads::of(series);
     let sizes = trial.sizes.iter().cycle();
     let requests = trial.due.iter().zip(&trial.flows).zip(sizes).take(most);
@@ -279,8 +270,9 @@ impl<'a> Payloads<'a> {
             payload.resize(length.max(least), 0);
             return payload;
         }
-        payload.resize(length.saturating_sub(PREFIX_LENGTH).max(least), 0);
-        framed(&payload)
+        let form = Form::of(load.exchange);
+        payload.resize(length.saturating_sub(form.overhead()).max(least), 0);
+        form.request(&payload)
     }
 }
 

@@ -4,7 +4,7 @@ use std::{env, path::Path};
 
 use lab::kubernetes::{self, ProxyMode};
 
-use crate::{host, scenario::Scenario};
+use crate::{environment, exit::Exit, host, scenario::Scenario};
 
 /// The programs of a control plane with kube-proxy.
 const CLUSTER: [&str; 4] = ["etcd", "kube-apiserver", "kubectl", "kube-proxy"];
@@ -13,11 +13,52 @@ const SYSTEM_PATH: &str = "/usr/sbin:/sbin";
 
 /// The machine cannot run a scenario.
 #[derive(Debug, thiserror::Error)]
-#[error("this machine cannot run the scenario:\n  {}", .0.join("\n  "))]
+#[error("this machine cannot run the scenario:{}", listed(.0))]
 pub struct Unable(
-    /// What hinders it, each with its remedy.
-    pub Vec<String>,
+    /// What hinders it.
+    pub Vec<Obstacle>,
 );
+
+/// Something that hinders the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Obstacle {
+    /// What it is, with its remedy.
+    pub text: String,
+    /// How a run ends because of it.
+    pub exit: Exit,
+}
+
+fn listed(obstacles: &[Obstacle]) -> String {
+    let lines = obstacles.iter().map(|one| format!("\n  {}", one.text));
+    lines.collect()
+}
+
+/// Other work takes too much of the core.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[error(
+    "this machine is noisy: other work takes the core for {:.1} % of the time; end it, or allow more with --max-noise",
+    lost * 100.0
+)]
+pub struct Noisy {
+    /// The share of the time (0 to 1).
+    pub lost: f64,
+}
+
+/// Seconds for which [`expect_quiet`] watches.
+const WATCH_SECONDS: f64 = 1.0;
+
+/// Watches how quiet the machine is. Returns the share of the time (0 to 1) that other work takes.
+///
+/// # Errors
+///
+/// When it is more than `most`.
+pub fn expect_quiet(most: f64) -> Result<f64, Noisy> {
+    let lost = environment::quietness(0.0, WATCH_SECONDS).lost;
+    if lost > most {
+        return Err(Noisy { lost });
+    }
+    Ok(lost)
+}
 
 /// Looks for all that hinders the machine. `guideway` is the program that Guideway's own systems run.
 ///
@@ -26,21 +67,28 @@ pub struct Unable(
 /// All obstacles.
 pub fn check(scenario: &Scenario, guideway: &Path) -> Result<(), Unable> {
     let mut obstacles = Vec::new();
+    let unable = |text| Obstacle {
+        text,
+        exit: Exit::Unable,
+    };
     if let Err(error) = host::preflight() {
-        obstacles.push(format!("{error:#}"));
+        obstacles.push(Obstacle {
+            text: format!("{error:#}"),
+            exit: Exit::of_error(&error),
+        });
     }
     let systems = || scenario.systems.iter();
     if systems().any(|system| system.is_ours()) && !guideway.exists() {
-        obstacles.push(format!(
+        obstacles.push(unable(format!(
             "{} is missing: build it (cargo build --release --package control) or name it by --guideway",
             guideway.display()
-        ));
+        )));
     }
     let modes: Vec<ProxyMode> = systems().filter_map(|system| system.proxy_mode()).collect();
     if !modes.is_empty() {
         let programs = CLUSTER.into_iter().map(kubernetes::program);
         let missing = programs.filter_map(Result::err);
-        obstacles.extend(missing.map(|error| format!("{:#}", anyhow::Error::new(error))));
+        obstacles.extend(missing.map(|error| unable(format!("{:#}", anyhow::Error::new(error)))));
         let tools = modes.iter().map(|mode| match mode {
             ProxyMode::Nftables => "nft",
             ProxyMode::Iptables => "iptables-restore",
@@ -48,7 +96,9 @@ pub fn check(scenario: &Scenario, guideway: &Path) -> Result<(), Unable> {
         let missing = ["openssl", "curl"].into_iter().chain(tools);
         let missing = missing.filter(|tool| !is_in_path(tool));
         obstacles.extend(missing.map(|tool| {
-            format!("kube-proxy and its cluster need {tool}: run `deploy/setup.sh test`")
+            unable(format!(
+                "kube-proxy and its cluster need {tool}: run `deploy/setup.sh test`"
+            ))
         }));
     }
     if obstacles.is_empty() {
@@ -61,4 +111,17 @@ fn is_in_path(program: &str) -> bool {
     let path = env::var_os("PATH").unwrap_or_default();
     let mut directories = env::split_paths(&path).chain(env::split_paths(SYSTEM_PATH));
     directories.any(|directory| directory.join(program).exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_is_noisy_when_it_loses_more_than_it_may() {
+        assert!(expect_quiet(1.0).is_ok_and(|lost| (0.0..=1.0).contains(&lost)));
+        // Whatever it loses is more than that.
+        let noisy = expect_quiet(-1.0).unwrap_err();
+        assert!(noisy.to_string().contains("--max-noise"), "{noisy}");
+    }
 }

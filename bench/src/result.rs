@@ -12,6 +12,7 @@
 
 mod directory;
 mod distribution;
+mod doubts;
 mod log;
 mod measurement;
 mod model;
@@ -20,6 +21,8 @@ pub(crate) mod tests;
 
 pub use directory::{Files, ResultError, Streams, digest};
 pub use distribution::{Distribution, Percentile, merge, new_histogram};
+pub use doubts::CEILING;
+pub(crate) use doubts::OF_FULL_TABLE;
 pub use log::{Interval, read_log, start_of_log, write_csv, write_hgrm, write_log};
 pub use measurement::Measurement;
 pub use model::{

@@ -48,6 +48,8 @@ pub struct Options {
     pub out: PathBuf,
     /// An interrupted result, whose rounds count as this run's.
     pub interrupted: Option<Files>,
+    /// Share of the core's time (0 to 1) that other work may take.
+    pub most_noise: f64,
     /// The command that repeats the run.
     pub command: String,
 }
@@ -55,7 +57,7 @@ pub struct Options {
 /// The rounds of an interrupted result are not this run's: the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("the interrupted result is not of this run: {0}; name another directory")]
-pub struct OfAnotherRun(String);
+pub struct OfAnotherRun(pub(crate) String);
 
 impl Scenario {
     /// Returns how many seconds the trials of a run take, those that are thrown away among them.
@@ -80,11 +82,16 @@ impl Scenario {
 ///
 /// # Errors
 ///
-/// When the scenario is refused, the machine cannot run it ([`preflight::Unable`]), an interrupted result is not of this
+/// When the scenario is refused, the machine cannot run it ([`preflight::Unable`]) or is too noisy
+/// ([`preflight::Noisy`]), a device has no carrier ([`LinkDown`](crate::wire::LinkDown)), an interrupted result is not of this
 /// run ([`OfAnotherRun`]), a system does not come up, or the result cannot be written.
 pub fn run(options: &Options, show_progress: &(dyn Fn(&str) + Sync)) -> Result<Files> {
     let scenario = Scenario::parse(&options.scenario)?;
     preflight::check(&scenario, &options.guideway)?;
+    if options.most_noise < 1.0 {
+        show_progress("watching how quiet the machine is");
+        preflight::expect_quiet(options.most_noise)?;
+    }
     let mut session = Session::start(options, scenario)?;
     show_progress("bringing the systems up");
     let lab = Lab::start(&session.run.scenario, &options.guideway, show_progress)?;
@@ -207,7 +214,11 @@ impl Session {
         let (series, scenario) = (&self.run.series[index], &self.run.scenario);
         // Each round has times of its own; all systems of a round have the same.
         let system = scenario.systems[index % scenario.systems.len()];
-        let before = [wire.drops(system)?, wire.queues(system)?];
+        let read = || -> Result<_> {
+            let counts = [wire.drops(system)?, wire.queues(system)?];
+            Ok((counts, wire.carriers(system)?))
+        };
+        let (before, carriers) = read()?;
         let asked = Asked {
             rate: series.load.rate,
             seconds: scenario.seconds,
@@ -225,11 +236,12 @@ impl Session {
                 (given, Some(happened))
             }
         };
-        let after = [wire.drops(system)?, wire.queues(system)?];
+        let (after, carriers_after) = read()?;
         let at = self.since_start(given.start);
         let (mut trial, streams) = record(&given, series.load.generator.streams(), round, at);
         trial.drops = counted_between(&before[0], &after[0]);
         trial.queues = counted_between(&before[1], &after[1]);
+        trial.carrier_changes = counted_between(&carriers, &carriers_after);
         trial.event = happened;
         Ok((trial, streams))
     }
@@ -337,6 +349,7 @@ pub fn ended_run(scenario: Scenario, command: String, started: Duration) -> Run 
         guideway: PathBuf::new(),
         out: PathBuf::new(),
         interrupted: None,
+        most_noise: 1.0,
         command,
     };
     let mut run = new_run(&options, scenario);

@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use load::tests::load;
 pub use load::{
     AddressFamily, Background, Exchange, FlowOrder, FrameSize, GeneratorKind, LARGEST_FRAME, Load,
-    SMALLEST_FRAME, Schedule, SearchKind,
+    SMALLEST_FRAME, Schedule, SearchKind, Segment,
 };
 pub use read::{Problem, ScenarioError};
 
@@ -40,6 +40,9 @@ use crate::datapath::Protocol;
 pub const LEAST_ROUNDS: u32 = 6;
 /// Most Services of a load balancer.
 pub const MOST_SERVICES: u32 = 10_000;
+
+/// Most Services with a NodePort each: those of Kubernetes' range.
+pub const MOST_NODE_PORTS: u32 = 2_768;
 
 /// What to measure: each system under each load, in so many rounds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -117,12 +120,16 @@ pub enum System {
     Direct,
     /// One machine more, which only routes.
     Routing,
+    /// An XDP program that looks at nothing, and sends what comes on to one node.
+    NullProgram,
     /// Guideway: an edge with IPIP, nodes that decapsulate, replies straight to the client.
     OursIpip,
     /// Guideway: an edge that rewrites MAC addresses, replies straight to the client.
     OursL2dsr,
     /// Guideway: an edge with NAT, through which replies go too.
     OursNat,
+    /// Guideway: NodePorts of an edge, IPIP to nodes, which hand packets to their pods; replies straight to the client.
+    OursNodeport,
     /// The real kube-proxy in nftables mode.
     KubeProxyNftables,
     /// The real kube-proxy in iptables mode.
@@ -132,7 +139,25 @@ pub enum System {
 impl System {
     /// Tells whether the system is Guideway.
     pub fn is_ours(self) -> bool {
-        matches!(self, Self::OursIpip | Self::OursL2dsr | Self::OursNat)
+        matches!(
+            self,
+            Self::OursIpip | Self::OursL2dsr | Self::OursNat | Self::OursNodeport
+        )
+    }
+
+    /// Tells whether the system balances: that it chooses one of several backends.
+    pub fn balances(self) -> bool {
+        !matches!(self, Self::Direct | Self::Routing | Self::NullProgram)
+    }
+
+    /// Tells whether the system sends frames on by XDP, before the stack sees them.
+    pub fn is_xdp(self) -> bool {
+        self.is_ours() || self == Self::NullProgram
+    }
+
+    /// Tells whether the system passes frames with a VLAN tag, which a machine's stack takes for a VLAN's alone.
+    pub fn takes_tags(self) -> bool {
+        self.is_xdp() || self == Self::Direct
     }
 
     /// Returns the mode of the system's kube-proxy; `None` if it has none.
@@ -140,7 +165,13 @@ impl System {
         match self {
             Self::KubeProxyNftables => Some(ProxyMode::Nftables),
             Self::KubeProxyIptables => Some(ProxyMode::Iptables),
-            Self::Direct | Self::Routing | Self::OursIpip | Self::OursL2dsr | Self::OursNat => None,
+            Self::Direct
+            | Self::Routing
+            | Self::NullProgram
+            | Self::OursIpip
+            | Self::OursL2dsr
+            | Self::OursNat
+            | Self::OursNodeport => None,
         }
     }
 }
@@ -171,14 +202,17 @@ names! {
     System {
         "direct": Self::Direct,
         "routing": Self::Routing,
+        "null-program": Self::NullProgram,
         "ours-ipip": Self::OursIpip,
         "ours-l2dsr": Self::OursL2dsr,
         "ours-nat": Self::OursNat,
+        "ours-nodeport": Self::OursNodeport,
         "kube-proxy-nftables": Self::KubeProxyNftables,
         "kube-proxy-iptables": Self::KubeProxyIptables
     }
     GeneratorKind { "sockets": Self::Sockets, "live": Self::Live, "afxdp": Self::Afxdp }
-    Exchange { "rr": Self::Rr, "crr": Self::Crr, "connect": Self::Connect }
+    Exchange { "rr": Self::Rr, "crr": Self::Crr, "connect": Self::Connect, "http": Self::Http }
+    Segment { "data": Self::Data, "syn": Self::Syn }
     AddressFamily { "ipv4": Self::Ipv4, "ipv6": Self::Ipv6 }
     Protocol { "udp": Self::Udp, "tcp": Self::Tcp }
     Schedule {

@@ -4,8 +4,10 @@
 //!  client ---- router ---- switch ---- edge 0..     one for each system but the direct wire
 //!                            +-------- node 0..2    backends with Guideway's agents, for its systems
 //!                            +-------- node 3..5    backends without, for all others
+//!                            +-------- node 6..8    with agents and pods, which are the backends behind NodePorts
 //!
 //!  direct:              client, router, node;                           answer: node, router, client
+//!  NodePort:            client, router, edge, node, pod;                answer: pod, node, router, client
 //!  routing, ipip, DSR:  client, router, edge, node;                     answer: node, router, client
 //!  NAT, kube-proxy:     client, router, edge, node;                     answer: node, edge, router, client
 //! ```
@@ -16,12 +18,15 @@
 mod addresses;
 mod backends;
 mod background;
+mod carriers;
+mod describe;
 mod drops;
 mod events;
 mod flows;
 mod guideway;
 pub(crate) mod kube_proxy;
 mod live;
+mod null;
 mod planned;
 
 use std::{
@@ -38,12 +43,14 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 pub use self::{
     addresses::PlannedFlow,
     backends::Responder,
+    carriers::LinkDown,
     drops::{Counts, counted_between},
     planned::{PlannedSeries, planned},
 };
 use self::{
-    addresses::{FIRST_CLIENT_PORT, Listing, routed},
+    addresses::{FIRST_CLIENT_PORT, Listing, first_node, routed},
     kube_proxy::Cluster,
+    null::Null,
 };
 use crate::{
     load::{
@@ -61,6 +68,8 @@ const BACKENDS: usize = 3;
 const PORT: u16 = 7000;
 /// The port of the first Service; the others follow.
 const FIRST_SERVICE_PORT: u16 = 10_000;
+/// The port of the first Service that has a NodePort; the others follow.
+const FIRST_NODE_PORT: u16 = 30_000;
 /// Most Services that flows go to: each is a socket at every backend.
 const MOST_TRIED: u32 = 16;
 /// The first of the addresses that the system `routing` routes to backends.
@@ -111,6 +120,13 @@ pub trait Wire: Sync {
     ///
     /// When the kernel does not tell, or an agent does not answer.
     fn drops(&self, system: System) -> Result<Counts>;
+
+    /// Reads how often each device on the way of a system's packets has got or lost its carrier so far.
+    ///
+    /// # Errors
+    ///
+    /// [`LinkDown`] when one has none.
+    fn carriers(&self, system: System) -> Result<Counts>;
 }
 
 /// The machines, and what runs on them.
@@ -120,6 +136,7 @@ pub struct Lab {
     /// By machine.
     agents: Mutex<BTreeMap<String, Process>>,
     _cluster: Option<Cluster>,
+    _null: Option<Null>,
     _responders: Vec<Responder>,
     net: Topology,
     guideway: Guideway,
@@ -146,11 +163,17 @@ impl Lab {
         let systems = scenario.systems.iter().copied();
         let systems: Vec<System> = systems.filter(|one| *one != System::Direct).collect();
         let edges = u8::try_from(systems.len())?;
-        let nodes = u8::try_from(2 * BACKENDS)?;
-        let net = Topology::builder().edges(edges).nodes(nodes).build();
+        let plain = u8::try_from(2 * BACKENDS)?;
+        let mut net = Topology::builder().edges(edges).nodes(plain);
+        if systems.contains(&System::OursNodeport) {
+            let all = u8::try_from(3 * BACKENDS)?;
+            net = net.nodes(all).pods(1).pods_from(plain);
+        }
+        let net = net.build();
         let mut lab = Self {
             agents: Mutex::default(),
             _cluster: None,
+            _null: None,
             _responders: Vec::new(),
             net: net.context("building the network; it takes root")?,
             guideway: Guideway::new(guideway),
@@ -168,19 +191,22 @@ impl Lab {
         if lab.systems.iter().any(|system| system.is_ours()) {
             lab.start_agents().context("bringing Guideway up")?;
         }
+        if lab.systems.contains(&System::NullProgram) {
+            let (edge, node) = (
+                lab.edge(System::NullProgram)?,
+                &lab.nodes(System::NullProgram)[0],
+            );
+            lab._null = Some(Null::attach(edge, node)?);
+        }
         lab.start_kube_proxies(show_progress)
             .context("bringing kube-proxy up")?;
         Ok(lab)
     }
 
-    /// Returns the backends' machines. Only Guideway's own systems have its agents on them.
+    /// Returns the backends' machines, or those that have the backends as pods.
     fn nodes(&self, system: System) -> &[Machine] {
-        let (with_agents, without) = self.net.nodes().split_at(BACKENDS);
-        if system.is_ours() {
-            with_agents
-        } else {
-            without
-        }
+        let first = first_node(system);
+        &self.net.nodes()[first..first + BACKENDS]
     }
 
     fn edge(&self, system: System) -> Result<&Machine> {
@@ -208,6 +234,9 @@ impl Lab {
                 }
                 continue;
             }
+            if system == System::OursNodeport {
+                continue;
+            }
             for vip in self.listing(system)?.vips() {
                 let via = edge.address_like(vip);
                 router.replace_route(&Route::to(Cidr::host(vip)).via(via))?;
@@ -228,20 +257,25 @@ impl Lab {
     fn start_responders(&mut self) -> Result<()> {
         let mut responders = Vec::new();
         for (place, node) in self.net.nodes().iter().enumerate() {
-            let (has_agent, number) = (place < BACKENDS, place % BACKENDS);
+            let number = place % BACKENDS;
+            let node = node.pods().first().unwrap_or(node);
             let own = [node.v4(), node.v6()];
             let mut addresses = own.map(|own| SocketAddr::new(own, PORT)).to_vec();
-            if has_agent {
-                let dsr = [System::OursIpip, System::OursL2dsr];
-                for &system in self.systems.iter().filter(|one| dsr.contains(one)) {
-                    let listing = self.listing(system)?;
-                    for vip in listing.vips() {
-                        node.add_vip(vip)?;
-                    }
-                    let families = listing.families.iter();
-                    addresses.extend(families.flat_map(|&family| listing.tried(family)));
+            // Where nothing translates, the backend has the Service's address.
+            let dsr: &[System] = match place / BACKENDS {
+                0 => &[System::OursIpip, System::OursL2dsr],
+                1 => &[System::NullProgram],
+                _ => &[],
+            };
+            for &system in self.systems.iter().filter(|one| dsr.contains(one)) {
+                let listing = self.listing(system)?;
+                for vip in listing.vips() {
+                    node.add_vip(vip)?;
                 }
-            } else if self.systems.contains(&System::Routing) {
+                let families = listing.families.iter();
+                addresses.extend(families.flat_map(|&family| listing.tried(family)));
+            }
+            if place / BACKENDS == 1 && self.systems.contains(&System::Routing) {
                 let routes = self.routes(System::Routing)?;
                 for (to, _) in routes.iter().filter(|(_, to)| to.label() == node.label()) {
                     node.add_vip(*to)?;
@@ -257,21 +291,35 @@ impl Lab {
         Ok(())
     }
 
+    /// Returns the configuration of a system's edge that balances over these nodes.
+    fn edge_config(&self, system: System, nodes: &[Machine]) -> Result<String> {
+        let listing = self.listing(system)?;
+        match system {
+            System::OursNodeport => guideway::node_ports(&listing, self.edge(system)?, nodes),
+            _ => guideway::edge(system, &listing, nodes),
+        }
+    }
+
     fn start_agents(&mut self) -> Result<()> {
         let ours = self.systems.iter().filter(|system| system.is_ours());
         let ours: Vec<System> = ours.copied().collect();
-        let nodes = self.nodes(ours[0]);
-        let edges = ours.iter().map(|&system| self.edge(system));
+        let at_vips = ours.iter().filter(|one| **one != System::OursNodeport);
+        let edges = at_vips.map(|&system| self.edge(system));
         let edges: Vec<&Machine> = edges.collect::<Result<_>>()?;
-        let addresses = edges.iter().flat_map(|edge| [edge.v4(), edge.v6()]);
-        let addresses: Vec<IpAddr> = addresses.collect();
         let mut machines = Vec::new();
-        for node in nodes {
-            machines.push((node.namespace(), guideway::node(&addresses)));
+        if !edges.is_empty() {
+            let addresses = edges.iter().flat_map(|edge| [edge.v4(), edge.v6()]);
+            let config = guideway::node(&addresses.collect::<Vec<IpAddr>>());
+            let nodes = self.nodes(System::OursIpip).iter();
+            machines.extend(nodes.map(|node| (node.namespace(), config.clone())));
         }
-        for (&system, edge) in ours.iter().zip(&edges) {
-            let config = guideway::edge(system, &self.listing(system)?, nodes)?;
-            machines.push((edge.namespace(), config));
+        for &system in &ours {
+            let config = self.edge_config(system, self.nodes(system))?;
+            if system == System::OursNodeport {
+                let nodes = self.nodes(system).iter();
+                machines.extend(nodes.map(|node| (node.namespace(), config.clone())));
+            }
+            machines.push((self.edge(system)?.namespace(), config));
         }
         let mut agents = BTreeMap::new();
         for (machine, config) in &machines {
@@ -328,6 +376,10 @@ impl Wire for Lab {
         self.read_queues(system)
     }
 
+    fn carriers(&self, system: System) -> Result<Counts> {
+        self.read_carriers(system)
+    }
+
     fn cause(&self, system: System, event: EventKind) -> Result<()> {
         self.cause_event(system, event)
     }
@@ -337,42 +389,7 @@ impl Wire for Lab {
     }
 
     fn describe(&self, system: System) -> String {
-        const ANSWER_PAST: &str = "the nodes answer the client directly, past it";
-        const ANSWER_BACK: &str =
-            "the nodes answer to it, and it sends the answer on to the client";
-        let ours = |mode: &str, end: &str| {
-            format!(
-                "Guideway: the router sends the address of the Service to an edge, which balances over three nodes \
-                 by {mode} (XDP, native mode, on veth); {end}"
-            )
-        };
-        let proxy = |mode: &str| {
-            format!(
-                "kube-proxy {} of the Kubernetes project in {mode} mode, fed by a real API server: the router sends the \
-                 address of the Service to its machine, which balances over three nodes by DNAT and masquerades; {ANSWER_BACK}",
-                lab::kubernetes::version()
-            )
-        };
-        match system {
-            System::Direct => {
-                "no load balancer: the client sends to the nodes' own addresses through a router; \
-                 each flow has a node of its own"
-                    .to_owned()
-            }
-            System::Routing => {
-                format!(
-                    "no load balancer, but one machine more, which routes (Linux, no netfilter rules): {ANSWER_PAST}"
-                )
-            }
-            System::OursIpip => ours(
-                "IPIP",
-                &format!("the agents of the nodes decapsulate; {ANSWER_PAST}"),
-            ),
-            System::OursL2dsr => ours("rewriting MAC addresses", ANSWER_PAST),
-            System::OursNat => ours("NAT", ANSWER_BACK),
-            System::KubeProxyNftables => proxy("nftables"),
-            System::KubeProxyIptables => proxy("iptables"),
-        }
+        describe::system(system)
     }
 }
 

@@ -19,6 +19,7 @@
 # With GUIDEWAY_MATRIX_ICOUNT=1, there is one machine, with the newest kernel, one CPU and a
 # clock that counts instructions as nanoseconds. It has other load balancers too, and all that
 # payloads print is shown. They find the directory GUIDEWAY_MATRIX_FILES, if given, as /files.
+# GUIDEWAY_MATRIX_ARGUMENTS are the arguments of all payloads.
 set -eu
 # The messages of apt and others are read.
 export LC_ALL=C
@@ -213,6 +214,7 @@ initramfs() {
             copy_libraries "$plugin"
         done
     fi
+    printf '%s' "${GUIDEWAY_MATRIX_ARGUMENTS:-}" >"$root/arguments"
     if [ -n "${GUIDEWAY_MATRIX_FILES:-}" ]; then
         cp -r "$GUIDEWAY_MATRIX_FILES" "$root/files"
     fi

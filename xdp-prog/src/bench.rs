@@ -24,6 +24,8 @@ pub mod program {
     pub const STATIC_V4: &str = "static_v4";
     /// Puts the same outer IPv6 header before each frame and sends it back.
     pub const STATIC_V6: &str = "static_v6";
+    /// Sends each TCP and UDP packet on with other MAC addresses.
+    pub const NULL: &str = "null";
     /// Looks an IPv4 service up and sends the frame back.
     pub const HIT_V4: &str = "hit_v4";
     /// Looks an IPv6 service up and sends the frame back.
@@ -70,6 +72,8 @@ pub mod map {
     pub const PACE: &str = "PACE";
     /// Array of one [`super::Counted`].
     pub const COUNTED: &str = "COUNTED";
+    /// Array of one [`super::Macs`].
+    pub const MACS: &str = "MACS";
     /// Array of one [`super::OuterTemplate`].
     pub const OUTER: &str = "OUTER";
     /// Array of one [`crate::abi::Traffic`]: frames and their bytes; the sink runs on one CPU.
@@ -192,6 +196,16 @@ pub struct OuterTemplate {
     pub reserved: [u8; 2],
 }
 
+/// MAC addresses that [`program::NULL`] writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Macs {
+    /// Destination and source.
+    pub bytes: [u8; 12],
+    /// Always zero.
+    pub reserved: [u8; 4],
+}
+
 /// Client ports per client address.
 const PORTS_PER_CLIENT: u32 = 64;
 /// The lowest client port.
@@ -210,6 +224,7 @@ crate::abi::plain_data! {
     Cursor: 16,
     Listed: 80,
     Schedule: 32,
+    Macs: 16,
     OuterTemplate: 56,
 }
 

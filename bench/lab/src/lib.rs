@@ -73,6 +73,7 @@ pub use machine::Machine;
 pub use namespace::Namespace;
 pub use nix::sys::signal::Signal;
 pub use offload::Offload;
+pub use pod::pod_addresses;
 pub use priority::{run_first, run_when_idle};
 pub use process::{Process, output};
 pub use raw::RawSocket;
@@ -80,7 +81,9 @@ pub use registry::sweep;
 pub use route::{Cidr, Route};
 pub use stopwatch::Stopwatch;
 pub use stub::stub_object;
-pub use topology::{Builder, Topology, client_addresses, node_addresses, vip_v4, vip_v6};
+pub use topology::{
+    Builder, Topology, client_addresses, edge_addresses, node_addresses, vip_v4, vip_v6,
+};
 pub use wait::{wait_for, wait_until};
 pub use web::serve_page;
 
@@ -100,6 +103,14 @@ pub enum Error {
         /// The kernel's error.
         #[source]
         source: io::Error,
+    },
+    /// An interface has no native XDP: its driver lacks it.
+    #[error("{namespace}: the driver of the interface {interface} has no native XDP")]
+    NoNativeXdp {
+        /// The namespace of the interface.
+        namespace: String,
+        /// The interface.
+        interface: String,
     },
     /// A program could not be started.
     #[error("cannot start {program}")]

@@ -221,6 +221,24 @@ impl<'ns> Link<'ns> {
         Ok(flags.contains(LinkFlags::Up | LinkFlags::Running) && self.forwards_if_port())
     }
 
+    /// Returns how often the interface has got or lost its carrier; `None` while it has none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Kernel`] when the interface is gone.
+    pub fn carrier_changes(&self) -> Result<Option<u64>> {
+        let read = |file: &str| fs::read_to_string(self.sysfs().join(file));
+        // Of an interface that is down, the kernel refuses to tell whether it has one.
+        let (has_carrier, changes) = self.namespace.run(|| {
+            let carrier = read("carrier").is_ok_and(|carrier| carrier.trim() == "1");
+            (carrier, read("carrier_changes"))
+        });
+        let changes = changes.and_then(|text| text.trim().parse().map_err(io::Error::other));
+        let changes =
+            changes.map_err(|source| self.error("read the carrier of".to_owned(), source))?;
+        Ok(has_carrier.then_some(changes))
+    }
+
     /// Waits until the interface is ready. After it was brought up, it drops packets until a work queue of the
     /// kernel has seen the carrier.
     ///

@@ -50,6 +50,11 @@ fn addresses(node: u8, pod: u8) -> [Cidr; 2] {
     ]
 }
 
+/// Returns the addresses that pod `pod` of node `node` has, IPv4 first.
+pub fn pod_addresses(node: u8, pod: u8) -> [IpAddr; 2] {
+    addresses(node, pod).map(|cidr| cidr.address)
+}
+
 /// Makes a machine a node that forwards for its pods.
 pub(crate) fn prepare_node(node: &Namespace, number: u8) -> Result<()> {
     node.enable_forwarding()?;

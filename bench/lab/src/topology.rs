@@ -28,7 +28,7 @@ mod builder;
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-pub use self::builder::{Builder, client_addresses, node_addresses};
+pub use self::builder::{Builder, client_addresses, edge_addresses, node_addresses};
 use crate::{Cidr, Error, Link, Machine, Namespace, Result, Route, machine::FarEnd, route::cidr};
 
 /// Returns the `n`-th address of the IPv4 prefix that the router sends to edges.

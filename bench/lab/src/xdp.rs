@@ -10,7 +10,7 @@ use std::{
 
 use netlink_packet_route::link::{LinkAttribute, LinkXdp};
 
-use crate::{Link, Result};
+use crate::{Error, Link, Result};
 
 // linux/bpf.h and linux/if_link.h; libc has none of these.
 const BPF_PROG_LOAD: libc::c_long = 5;
@@ -54,7 +54,8 @@ impl Link<'_> {
     ///
     /// # Errors
     ///
-    /// [`crate::Error::Kernel`] when the verifier rejects the program, or the interface has one already.
+    /// [`crate::Error::Kernel`] when the verifier rejects the program, or the interface has one already;
+    /// [`crate::Error::NoNativeXdp`] when its driver runs none.
     pub fn attach_xdp(&self, instructions: &[u64]) -> Result<()> {
         let program = load(instructions)
             .map_err(|source| self.error("load the XDP program for".to_owned(), source))?;
@@ -75,8 +76,17 @@ impl Link<'_> {
             LinkXdp::Fd(program),
             LinkXdp::Flags(flags | XDP_FLAGS_DRV_MODE),
         ];
-        self.set_attribute(LinkAttribute::Xdp(xdp), || {
+        let changed = self.set_attribute(LinkAttribute::Xdp(xdp), || {
             "change the XDP program of".to_owned()
+        });
+        changed.map_err(|error| match error {
+            Error::Kernel { source, .. } if source.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                Error::NoNativeXdp {
+                    namespace: self.namespace().name().to_owned(),
+                    interface: self.name().to_owned(),
+                }
+            }
+            other => other,
         })
     }
 }

@@ -195,6 +195,27 @@ fn a_link_that_is_down_loses_its_routes_until_they_are_added_again() {
 }
 
 #[test]
+fn a_carrier_that_goes_and_comes_is_counted() {
+    let (a, b) = pair(1);
+    let (one, other) = (a.link("eth0").unwrap(), b.link("eth0").unwrap());
+    for link in [&one, &other] {
+        link.set_up().unwrap();
+    }
+    one.wait_until_ready().unwrap();
+    let before = one.carrier_changes().unwrap().unwrap();
+    other.set_down().unwrap();
+    wait_until("the carrier is lost", TIMEOUT, || {
+        one.carrier_changes().unwrap().is_none()
+    })
+    .unwrap();
+    other.set_up().unwrap();
+    one.wait_until_ready().unwrap();
+    assert_eq!(one.carrier_changes().unwrap(), Some(before + 2));
+    one.set_down().unwrap();
+    assert_eq!(one.carrier_changes().unwrap(), None);
+}
+
+#[test]
 fn a_refusal_names_namespace_and_action() {
     let (a, _b) = pair(1);
     let link = a.link("eth0").unwrap();

@@ -9,7 +9,7 @@ mod support;
 
 use std::{net::UdpSocket, time::Duration};
 
-use lab::{Link, Namespace, Offload, RawSocket, Topology, Veth, wait_until};
+use lab::{Error, Link, Namespace, Offload, RawSocket, Topology, Veth, wait_until};
 
 use support::{ETHERNET_LENGTH, EXPERIMENTAL, careless_forwarder, frame, reflector};
 
@@ -69,6 +69,14 @@ fn a_frame_from_xdp_tx_waits_in_a_peer_with_gro_until_something_else_wakes_it() 
     assert!(received.contains(&waker), "{received:?}");
     let late = frame(sender.mac(), edge.mac());
     assert!(received.contains(&late), "{received:?}");
+}
+
+#[test]
+fn an_interface_without_native_xdp_is_named() {
+    let machine = Namespace::new("a").unwrap();
+    let error = machine.link("lo").unwrap().attach_pass().unwrap_err();
+    assert!(matches!(error, Error::NoNativeXdp { .. }), "{error:?}");
+    assert!(error.to_string().contains("interface lo"), "{error}");
 }
 
 #[test]

@@ -178,7 +178,7 @@ mod tests {
                     let mut payload = vec![0; load.payload(size)];
                     payload[..6].copy_from_slice(&[0x81, 0x23, 1, 2, 3, 4]);
                     let client = numbered::client(family, flow);
-                    let expected = Framing { macs, protocol }.frame(client, service, &payload);
+                    let expected = Framing::plain(macs, protocol).frame(client, service, &payload);
                     assert_eq!(frame, expected, "{family} {protocol} {size}");
                 }
             }

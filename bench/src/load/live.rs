@@ -31,6 +31,7 @@ use xdp_prog::bench::{Counted, NUMBERED_LENGTH, Numbered, Pace, map, program};
 
 use super::{
     Asked, Generator, Trial, afxdp,
+    frame::Framing,
     numbered::{frames_in, interval, listed, offsets, templates},
     sockets::now_ns,
 };
@@ -71,6 +72,8 @@ pub struct Path<'a> {
     pub services: Vec<SocketAddr>,
     /// Bytes that the system puts in front of a packet.
     pub outer: usize,
+    /// Whether the system sends frames on without their VLAN tag.
+    pub untags: bool,
 }
 
 /// The generator, on one path.
@@ -108,6 +111,11 @@ impl<'a> Live<'a> {
         let listed = listed(load);
         let flows = load.flows_of(listed as usize, seed);
         let at = offsets(&path.services, path.macs, load);
+        let untagged = if path.untags {
+            Framing::of(path.macs, load).tag_length()
+        } else {
+            0
+        };
         let mut object = EbpfLoader::new()
             .map_max_entries(map::NUMBERED, u32::try_from(frames.len())?)
             .map_max_entries(map::FLOWS, listed)
@@ -135,7 +143,7 @@ impl<'a> Live<'a> {
                 ..Pace::default()
             },
             nothing: Counted {
-                tag_at: u32::try_from(at.payload + path.outer)?,
+                tag_at: u32::try_from(at.payload + path.outer - untagged)?,
                 tag: tag.into(),
                 ..Counted::default()
             },
@@ -285,6 +293,7 @@ impl<'a> Live<'a> {
             start,
             seconds,
             requests: Vec::new(),
+            under_way_ns: None,
             tally: Tally {
                 offered: asked.rate.map_or(sent, |_| self.pace.limit.into()),
                 sent,

@@ -51,7 +51,7 @@ pub(super) fn templates(
     let mut client = client(load.family, 0);
     client.set_port(0);
     let at = offsets(services, macs, load);
-    let framing = framing(macs, load);
+    let framing = Framing::of(macs, load);
     let sizes = load.sizes();
     let each = services
         .iter()
@@ -77,14 +77,9 @@ pub(super) fn templates(
     each.map(template).collect()
 }
 
-fn framing(macs: [u8; 12], load: &Load) -> Framing {
-    let protocol = load.protocol;
-    Framing { macs, protocol }
-}
-
 pub(super) fn offsets(services: &[SocketAddr], macs: [u8; 12], load: &Load) -> Offsets {
     let is_v4 = services.iter().all(SocketAddr::is_ipv4);
-    framing(macs, load).offsets(is_v4)
+    Framing::of(macs, load).offsets(is_v4)
 }
 
 /// Returns the client of a flow, as the generator makes it.

@@ -325,6 +325,7 @@ mod tests {
                     lost: offered - received,
                     ..Tally::default()
                 },
+                under_way_ns: None,
                 shares: Vec::new(),
                 background: None,
             })

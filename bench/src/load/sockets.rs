@@ -20,7 +20,8 @@ use rustix::{
 };
 use socket2::{Domain, Socket, Type};
 
-use super::{Arrivals, Asked, Sent, Trial, due_times, message::PREFIX_LENGTH};
+use self::exchange::{Answer, Log};
+use super::{Arrivals, Asked, Sent, Trial, due_times, message::Form};
 use crate::{
     datapath::Protocol,
     probe::{Arrival, Key, Ledger, PROBE_LENGTH},
@@ -100,7 +101,7 @@ impl Requests {
         let due = due_times(load, asked);
         let prefix = match load.protocol {
             Protocol::Udp => 0,
-            Protocol::Tcp => PREFIX_LENGTH,
+            Protocol::Tcp => Form::of(load.exchange).overhead(),
         };
         let message = |size| load.payload(size).saturating_sub(prefix);
         Self {
@@ -130,6 +131,7 @@ pub fn run(flows: &[Flow], asked: &Requests, backends: &Backends) -> Result<(Tri
 
     let (sent, answers) = exchange::run(flows, &requests, asked.exchange)?;
 
+    let under_way_ns = Some(under_way(&sent, &answers));
     // Requests that were not sent count as such, not as lost.
     let mut places = vec![None; requests.len()];
     let mut kept = Vec::with_capacity(sent.len());
@@ -167,11 +169,23 @@ pub fn run(flows: &[Flow], asked: &Requests, backends: &Backends) -> Result<(Tri
         start,
         seconds: asked.seconds,
         requests: kept,
+        under_way_ns,
         tally: ledger.close(&unsent),
         shares,
         background: None,
     };
     Ok((trial, answered_by))
+}
+
+/// Returns for how long requests were under way, summed up, until the last was sent or answered: from when something was
+/// sent and something came alone, whichever request it belongs to.
+fn under_way(sent: &Log, answers: &[Answer]) -> u64 {
+    let sent = || sent.iter().map(|(_, at)| *at);
+    let answered = || answers.iter().map(|answer| answer.at);
+    let end = sent().chain(answered()).max().unwrap_or(0);
+    let left = |at: u64| u128::from(end - at);
+    let (begun, ended) = (sent().map(left).sum::<u128>(), answered().map(left).sum());
+    u64::try_from(begun.saturating_sub(ended)).unwrap_or(u64::MAX)
 }
 
 /// A probe that is ready to be sent.
@@ -218,4 +232,29 @@ pub fn now_ns() -> u64 {
 
 fn as_ns(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_under_way_from_when_they_are_sent_until_something_comes() {
+        let answer = |at| Answer {
+            at,
+            bytes: Vec::new(),
+        };
+        let sent = vec![(0, 100), (1, 200), (2, 300)];
+        let answers = |times: &[u64]| times.iter().map(|&at| answer(at)).collect::<Vec<_>>();
+        // 50, 60 and 70, in whatever order they come.
+        assert_eq!(under_way(&sent, &answers(&[370, 150, 260])), 180);
+        // The second is not answered: it is under way until the end.
+        assert_eq!(under_way(&sent, &answers(&[150, 370])), 50 + 170 + 70);
+        // What comes twice is taken for the answer of another.
+        assert_eq!(
+            under_way(&sent, &answers(&[350, 360, 365, 370])),
+            250 + 160 + 65
+        );
+        assert_eq!(under_way(&Log::new(), &[]), 0);
+    }
 }

@@ -11,13 +11,10 @@ use super::{
 use crate::{
     load::Passed,
     probe::Tally,
-    result::{Run, Series},
+    result::{CEILING, Run, Series},
     scenario::{LEAST_ROUNDS, SearchKind, System},
     stats::{self, Estimate, median},
 };
-
-/// How many times as fast as a system the generator must be. Below, a rate may be the generator's.
-const CEILING: f64 = 1.3;
 
 /// Says how many frames a system takes.
 pub(super) fn sentence(run: &Run, series: &Series) -> String {

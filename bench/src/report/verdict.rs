@@ -154,6 +154,12 @@ fn sentence(run: &Run, series: &Series) -> Option<Finding> {
             series.name
         ));
     }
+    if series.is_timed() && !series.has_latencies() && !series.trials.is_empty() {
+        return Finding::told(format!(
+            "{} has no latency: its rounds contradict Little's law.",
+            series.name
+        ));
+    }
     let others = run.series.len() > 1;
     if others && series.system == System::Direct.to_string() {
         return None;
@@ -222,6 +228,17 @@ fn basis(run: &Run) -> Vec<String> {
 /// Says what makes the run doubtful.
 fn doubts(run: &Run) -> Vec<String> {
     let mut reasons = Vec::new();
+    let without_ceiling = |series: &&Series| {
+        let is_of_scenario = !run.scenario.systems.is_empty();
+        let measured = is_of_scenario && series.measures_rate();
+        measured && of_system(run, System::Direct, series).is_none()
+    };
+    if let Some(series) = run.series.iter().find(without_ceiling) {
+        reasons.push(format!(
+            "{}: the direct wire is not among the systems, so the rate may be the generator's.",
+            series.name
+        ));
+    }
     for series in &run.series {
         let figures = &series.figures.round_trip;
         if figures.unanswered > 0 {

@@ -10,15 +10,13 @@ use std::{
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::{
-    Comparability, Interval, KEPT_UP, Measurement, Run, SCHEMA_VERSION, Stream, figures, merge,
-    model::Trial, read_log, start_of_log, write_csv, write_hgrm, write_log,
+    Comparability, Interval, Measurement, Run, SCHEMA_VERSION, Stream,
+    doubts::{Checks, breach_of_littles_law},
+    figures, merge,
+    model::Trial,
+    read_log, start_of_log, write_csv, write_hgrm, write_log,
 };
-use crate::{
-    environment,
-    load::Passed,
-    probe::Tally,
-    scenario::{Load, SearchKind},
-};
+use crate::{environment, probe::Tally};
 
 /// Name of the file with everything but the histograms.
 const JSON: &str = "result.json";
@@ -294,76 +292,22 @@ impl Files {
 /// Fills in whatever follows from the rest.
 fn compute(run: &mut Run, series: &BTreeMap<String, Streams>) {
     let nothing = Streams::new();
+    let checks = Checks::of(run);
     for one in &mut run.series {
         let streams = &series[&one.name];
         for trial in &mut one.trials {
-            trial.figures = if trial.is_overloaded() {
-                figures(&nothing, None)
-            } else {
-                figures(streams, Some(trial.round))
-            };
-            trial.doubts = doubts(trial, &one.load, streams);
+            let holds = !trial.is_overloaded() && breach_of_littles_law(trial, streams).is_none();
+            let counted = if holds { streams } else { &nothing };
+            trial.figures = figures(counted, Some(trial.round));
+            trial.doubts = checks.doubts(trial, &one.system, &one.load, streams);
         }
-        one.figures = if one.is_overloaded() {
-            figures(&nothing, None)
-        } else {
-            figures(streams, None)
-        };
+        let breached = |trial: &Trial| breach_of_littles_law(trial, streams).is_some();
+        let holds = !one.is_overloaded() && !one.trials.iter().any(breached);
+        let counted = if holds { streams } else { &nothing };
+        one.figures = figures(counted, None);
     }
     run.measurements.iter_mut().for_each(Measurement::compute);
     run.comparability = Comparability::of(environment::comparable(&run.environment, &run.scenario));
-}
-
-/// A request is late from here on, in nanoseconds.
-const LATE_NS: u64 = 1_000_000;
-/// Share of late requests from which the latencies of a trial are doubtful.
-const LATE_SHARE: f64 = 0.001;
-
-/// Share of the live frames beside the requests that must pass.
-const BACKGROUND_PASSED: f64 = 0.995;
-
-/// Returns what makes the latencies of a trial doubtful.
-fn doubts(trial: &Trial, load: &Load, streams: &Streams) -> Vec<String> {
-    let mut doubts = Vec::new();
-    let tally = trial.tally;
-    if trial.is_overloaded() && load.rate.is_some() {
-        doubts.push(format!(
-            "overloaded: of {} requests that were offered, {} were sent and {} received",
-            tally.offered, tally.sent, tally.received
-        ));
-    }
-    let most = load.rate.filter(|_| load.search != SearchKind::None);
-    if most.is_some_and(|most| tally.offered as f64 / trial.seconds > KEPT_UP * most) {
-        doubts
-            .push("the highest rate that was tried is borne: the system may take more".to_owned());
-    }
-    if tally.sent < tally.offered {
-        let unsent = tally.offered - tally.sent;
-        doubts.push(format!(
-            "{unsent} of {} requests could not be sent",
-            tally.offered
-        ));
-    }
-    if let Some(Passed { tally, .. }) = trial.background
-        && (tally.received as f64) < tally.offered as f64 * BACKGROUND_PASSED
-    {
-        doubts.push(format!(
-            "of {} live frames beside the requests, {} were sent and {} passed",
-            tally.offered, tally.sent, tally.received
-        ));
-    }
-    let own = streams.get(&Stream::Lateness).into_iter().flatten();
-    let own = own.filter(|interval| interval.round == trial.round);
-    let late: u64 = own
-        .map(|interval| interval.histogram.count_between(LATE_NS, u64::MAX))
-        .sum();
-    if late as f64 > LATE_SHARE * tally.sent as f64 {
-        doubts.push(format!(
-            "{late} of {} requests were sent more than 1 ms late, which their latency includes",
-            tally.sent
-        ));
-    }
-    doubts
 }
 
 fn read_series(

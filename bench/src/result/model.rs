@@ -14,12 +14,12 @@ use crate::{
 };
 
 /// Version of the format. A result of another version is refused, because its fields may mean something else.
-pub const SCHEMA_VERSION: u32 = 4;
+pub const SCHEMA_VERSION: u32 = 5;
 
 /// A run of a scenario: what was asked for, where it ran and what was measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(extend("$id" = "urn:guideway:bench:result:4"))]
+#[schemars(extend("$id" = "urn:guideway:bench:result:5"))]
 pub struct Run {
     /// Version of this format.
     #[schemars(extend("const" = SCHEMA_VERSION))]
@@ -148,7 +148,8 @@ pub struct Series {
     pub backends: Vec<String>,
     /// The trials that count, one a round. The first trial of each series was thrown away.
     pub trials: Vec<Trial>,
-    /// The figures of all rounds together, from merged histograms. There are none if the series is overloaded.
+    /// The figures of all rounds together, from merged histograms. There are none if the series is overloaded, or a round
+    /// contradicts Little's law.
     pub figures: Figures,
 }
 
@@ -163,9 +164,9 @@ impl Run {
         self.series.iter().filter(is_timed)
     }
 
-    /// Returns the series with latencies of the load, which have kept up with it.
+    /// Returns the series with latencies of the load: those that have kept up with it, and were measured right.
     pub fn kept_up(&self) -> impl Iterator<Item = &Series> {
-        self.timed().filter(|series| !series.is_overloaded())
+        self.timed().filter(|series| series.has_latencies())
     }
 }
 
@@ -173,6 +174,11 @@ impl Series {
     /// Tells whether its requests have been timed.
     pub fn is_timed(&self) -> bool {
         !self.load.generator.streams().is_empty()
+    }
+
+    /// Tells whether it has latencies: those of a load that was kept up with, and that were measured right.
+    pub fn has_latencies(&self) -> bool {
+        self.figures.lateness.count > 0
     }
 
     /// Tells whether it has a rate that was measured, and not only that of its load.
@@ -221,8 +227,7 @@ impl Series {
 
     /// Returns the requests a second that were received in each trial.
     pub fn rates(&self) -> Vec<f64> {
-        let rate = |trial: &Trial| trial.tally.received as f64 / trial.seconds;
-        self.trials.iter().map(rate).collect()
+        self.trials.iter().map(Trial::rate).collect()
     }
 }
 
@@ -236,14 +241,21 @@ impl Trial {
             seconds,
             tally,
             shares: Vec::new(),
+            under_way_ns: None,
             longest_gap_ns: None,
             event: None,
             background: None,
             drops: BTreeMap::new(),
             queues: BTreeMap::new(),
+            carrier_changes: BTreeMap::new(),
             figures: figures(&BTreeMap::new(), None),
             doubts: Vec::new(),
         }
+    }
+
+    /// Returns the requests a second that were received.
+    pub fn rate(&self) -> f64 {
+        self.tally.received as f64 / self.seconds
     }
 
     /// Tells whether fewer requests were answered than [`KEPT_UP`] asks for.
@@ -272,6 +284,9 @@ pub struct Trial {
     pub tally: Tally,
     /// Answers by backend; empty if the generator does not know who answers.
     pub shares: Vec<u64>,
+    /// Time for which requests were under way, summed up in nanoseconds, until the last was sent or answered: from when
+    /// something was sent and something came alone, whichever request it belongs to. Absent without latencies.
+    pub under_way_ns: Option<u64>,
     /// The longest time in which no answer came, in nanoseconds, from when the first request was due; absent without
     /// latencies.
     pub longest_gap_ns: Option<u64>,
@@ -284,9 +299,11 @@ pub struct Trial {
     pub drops: BTreeMap<String, u64>,
     /// Frames that each queue of the system's device received meanwhile, by machine and the driver's name of the counter.
     pub queues: BTreeMap<String, u64>,
-    /// The figures of this trial. There are none if it is overloaded.
+    /// Times that devices on the way got or lost their carrier meanwhile, by machine and device.
+    pub carrier_changes: BTreeMap<String, u64>,
+    /// The figures of this trial. There are none if it is overloaded, or contradicts Little's law.
     pub figures: Figures,
-    /// Findings that make the trial's latencies doubtful.
+    /// Findings that make the trial's figures doubtful.
     pub doubts: Vec<String>,
 }
 

@@ -111,6 +111,7 @@ fn trial(round: u32, factor: f64, random: &mut SplitMix64, streams: &mut Streams
     let mut tally = Tally::default();
     let mut shares = vec![0, 0];
     let mut made = Stream::ALL.map(|_| new_histogram());
+    let mut under_way = 0;
     for _ in 0..1_000 {
         tally.offered += 1;
         tally.sent += 1;
@@ -130,6 +131,7 @@ fn trial(round: u32, factor: f64, random: &mut SplitMix64, streams: &mut Streams
         let took = ((40_000 + random.below(9_000)) as f64 * factor) as u64;
         made[0].record(took + late).unwrap();
         made[1].record(took).unwrap();
+        under_way += took;
         made[2].record(took / 2 + late).unwrap();
     }
     for (stream, histogram) in Stream::ALL.into_iter().zip(made) {
@@ -143,6 +145,7 @@ fn trial(round: u32, factor: f64, random: &mut SplitMix64, streams: &mut Streams
     Trial {
         place: 1,
         shares,
+        under_way_ns: Some(under_way),
         drops: BTreeMap::from([("edge0: eth0, received".to_owned(), u64::from(round))]),
         queues: BTreeMap::from([("edge0: rx_queue_0_xdp_packets".to_owned(), 3_000)]),
         figures: figures(streams, Some(round)),
@@ -238,7 +241,7 @@ fn truncated_edited_and_other_results_are_refused_and_named() {
     });
     assert!(cut.contains("cut off") && cut.contains("line"), "{cut}");
     let other = refused("version", "result.json", |text| {
-        text.replacen("\"schema_version\": 4", "\"schema_version\": 1", 1)
+        text.replacen("\"schema_version\": 5", "\"schema_version\": 1", 1)
     });
     assert!(other.contains("schema_version 1"), "{other}");
     let unknown = refused("unknown", "result.json", |text| {

@@ -23,6 +23,7 @@ pub fn record(
     let trial = Trial {
         shares: given.shares.clone(),
         longest_gap_ns: longest_gap(given),
+        under_way_ns: given.under_way_ns,
         background: given.background.map(|passed| Passed {
             seconds: rounded(passed.seconds),
             ..passed
@@ -132,6 +133,7 @@ mod tests {
             seconds: 10.0,
             requests,
             tally: Tally::default(),
+            under_way_ns: None,
             shares: Vec::new(),
             background: None,
         };

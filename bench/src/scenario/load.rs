@@ -9,9 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use xdp_prog::bench::NUMBER_LENGTH;
 
-use crate::{
-    datapath::Protocol, load::message::PREFIX_LENGTH, probe::PROBE_LENGTH, result::Stream,
-};
+use crate::{datapath::Protocol, load::message::Form, probe::PROBE_LENGTH, result::Stream};
 
 /// Smallest frame with its FCS, in bytes.
 pub const SMALLEST_FRAME: u32 = 64;
@@ -19,6 +17,8 @@ pub const SMALLEST_FRAME: u32 = 64;
 pub const LARGEST_FRAME: u32 = 1518;
 /// Ethernet header and FCS, in bytes.
 const FRAMING: u32 = 14 + 4;
+/// A VLAN tag, in bytes.
+const VLAN_TAG: u32 = 4;
 /// The option with timestamps, which the kernel's TCP has in every segment.
 const TCP_TIMESTAMPS: u32 = 12;
 
@@ -34,6 +34,8 @@ pub struct Load {
     pub protocol: Protocol,
     /// What a request is.
     pub exchange: Exchange,
+    /// What TCP segments are, where the generator makes frames.
+    pub segment: Segment,
     /// When requests are due.
     pub schedule: Schedule,
     /// Requests a second; with `ramp`, `step` and a search the highest rate; `null` with `max`.
@@ -53,6 +55,8 @@ pub struct Load {
     /// Sizes of requests' frames, which take turns. An answer has the size of its request, but at least that of the
     /// headers and 22 bytes.
     pub frame_bytes: Vec<FrameSize>,
+    /// The id of the VLAN tag that frames have; `null` without one.
+    pub vlan: Option<u16>,
     /// Live frames that pass the system meanwhile: in as many flows of their own, by UDP, of the same sizes.
     pub background: Background,
 }
@@ -90,6 +94,18 @@ pub enum Exchange {
     Crr,
     /// The same, but the round trip ends when the connection is open. The answer still tells the backend.
     Connect,
+    /// Request and answer by HTTP/1.1, on the flow's connection, which is open before.
+    Http,
+}
+
+/// What the TCP segments of frames are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Segment {
+    /// Data of a connection, without a handshake before.
+    Data,
+    /// The begin of a connection: a SYN. With flows that are all new, a SYN flood.
+    Syn,
 }
 
 /// Live frames beside requests that are timed.
@@ -173,12 +189,19 @@ impl GeneratorKind {
     }
 
     /// Returns the bytes of a payload by which requests are told apart.
-    fn mark_length(self, protocol: Protocol) -> usize {
+    fn mark_length(self, protocol: Protocol, exchange: Exchange) -> usize {
         match (self, protocol) {
             (Self::Sockets, Protocol::Udp) => PROBE_LENGTH,
-            (Self::Sockets, Protocol::Tcp) => PREFIX_LENGTH + PROBE_LENGTH,
+            (Self::Sockets, Protocol::Tcp) => Form::of(exchange).overhead() + PROBE_LENGTH,
             (Self::Live | Self::Afxdp, _) => NUMBER_LENGTH,
         }
+    }
+}
+
+impl Exchange {
+    /// Tells whether each request makes a connection of its own.
+    pub fn connects(self) -> bool {
+        matches!(self, Self::Crr | Self::Connect)
     }
 }
 
@@ -194,6 +217,7 @@ impl Load {
             family,
             protocol,
             exchange: Exchange::Rr,
+            segment: Segment::Data,
             schedule: Schedule::Max,
             rate: None,
             search: SearchKind::None,
@@ -203,6 +227,7 @@ impl Load {
             flow_order: FlowOrder::InTurn,
             new_flow_share: 0.0,
             frame_bytes,
+            vlan: None,
             background: Background::None,
         }
     }
@@ -218,10 +243,10 @@ impl Load {
 
     /// Tells whether each request makes a connection of its own.
     pub fn connects(&self) -> bool {
-        self.exchange != Exchange::Rr
+        self.exchange.connects()
     }
 
-    /// Returns the length of a frame's headers and FCS.
+    /// Returns the length of a frame's headers and FCS, without a VLAN tag.
     pub fn overhead(generator: GeneratorKind, family: AddressFamily, protocol: Protocol) -> u32 {
         let network = match family {
             AddressFamily::Ipv4 => 20,
@@ -240,16 +265,18 @@ impl Load {
         generator: GeneratorKind,
         family: AddressFamily,
         protocol: Protocol,
+        exchange: Exchange,
+        vlan: Option<u16>,
     ) -> u32 {
         #[expect(clippy::cast_possible_truncation, reason = "a few bytes")]
-        let mark = generator.mark_length(protocol) as u32;
-        SMALLEST_FRAME.max(Self::overhead(generator, family, protocol) + mark)
+        let mark = generator.mark_length(protocol, exchange) as u32;
+        SMALLEST_FRAME.max(Self::overhead(generator, family, protocol) + tag_length(vlan) + mark)
     }
 
     /// Returns the length of the payload of a frame with so many bytes.
     pub fn payload(&self, frame_bytes: u32) -> usize {
         let overhead = Self::overhead(self.generator, self.family, self.protocol);
-        frame_bytes.saturating_sub(overhead) as usize
+        frame_bytes.saturating_sub(overhead + tag_length(self.vlan)) as usize
     }
 
     /// Returns the mean rate in requests a second; `None` if as many are sent as can be.
@@ -285,6 +312,10 @@ impl Load {
     }
 }
 
+fn tag_length(vlan: Option<u16>) -> u32 {
+    if vlan.is_some() { VLAN_TAG } else { 0 }
+}
+
 fn harmonic(flows: u32) -> f64 {
     (1..=flows).map(|rank| 1.0 / f64::from(rank)).sum()
 }
@@ -304,6 +335,9 @@ impl fmt::Display for Load {
         if self.exchange != Exchange::Rr {
             write!(f, " {}", self.exchange)?;
         }
+        if self.segment != Segment::Data {
+            write!(f, " {}", self.segment)?;
+        }
         write!(f, ", {schedule}")?;
         match schedule {
             Schedule::Burst => write!(f, " of {}", self.burst)?,
@@ -321,6 +355,9 @@ impl fmt::Display for Load {
             write!(f, " and {} % of new ones", self.new_flow_share * 100.0)?;
         }
         write!(f, ", frames of {} bytes", self.frame_sizes())?;
+        if let Some(vlan) = self.vlan {
+            write!(f, " in VLAN {vlan}")?;
+        }
         match self.background {
             Background::None => Ok(()),
             Background::Rate(rate) => write!(f, ", beside {rate} live frames a second"),
@@ -342,6 +379,7 @@ pub(crate) mod tests {
             family: AddressFamily::Ipv4,
             protocol: Protocol::Udp,
             exchange: Exchange::Rr,
+            segment: Segment::Data,
             schedule: Schedule::Constant,
             rate: Some(1_000.0),
             search: SearchKind::None,
@@ -354,6 +392,7 @@ pub(crate) mod tests {
                 bytes: 64,
                 weight: 1,
             }],
+            vlan: None,
             background: Background::None,
         }
     }
@@ -363,10 +402,15 @@ pub(crate) mod tests {
         let smallest = Load::smallest_frame;
         let (sockets, live) = (GeneratorKind::Sockets, GeneratorKind::Live);
         let (v4, v6) = (AddressFamily::Ipv4, AddressFamily::Ipv6);
-        assert_eq!(smallest(sockets, v4, Protocol::Udp), 64);
-        assert_eq!(smallest(sockets, v6, Protocol::Udp), 82);
-        assert_eq!(smallest(sockets, v4, Protocol::Tcp), 88);
-        assert_eq!(smallest(live, v4, Protocol::Tcp), 64);
-        assert_eq!(smallest(live, v6, Protocol::Tcp), 84);
+        assert_eq!(smallest(sockets, v4, Protocol::Udp, Exchange::Rr, None), 64);
+        assert_eq!(smallest(sockets, v6, Protocol::Udp, Exchange::Rr, None), 82);
+        assert_eq!(smallest(sockets, v4, Protocol::Tcp, Exchange::Rr, None), 88);
+        assert_eq!(smallest(live, v4, Protocol::Tcp, Exchange::Rr, None), 64);
+        assert_eq!(smallest(live, v6, Protocol::Tcp, Exchange::Rr, None), 84);
+        assert_eq!(smallest(live, v6, Protocol::Tcp, Exchange::Rr, Some(7)), 88);
+        assert_eq!(
+            smallest(sockets, v4, Protocol::Tcp, Exchange::Http, None),
+            140
+        );
     }
 }

@@ -7,7 +7,9 @@ use std::{fmt, ops::RangeInclusive, str::FromStr};
 use serde::Deserialize;
 use serde_saphyr::{Location, MessageFormatter, Spanned, UserMessageFormatter};
 
-use super::{Event, LEAST_ROUNDS, MOST_SERVICES, Named, Scenario, System, WireKind};
+use super::{
+    Event, LEAST_ROUNDS, MOST_NODE_PORTS, MOST_SERVICES, Named, Scenario, System, WireKind,
+};
 use load::LoadText;
 
 /// Allowed seconds of a trial.
@@ -134,13 +136,19 @@ impl Reader {
     fn scenario(&mut self, file: File, whole: Location) -> Scenario {
         let seconds = self.number(file.seconds, whole, "seconds", Some(5.0), SECONDS);
         let systems = self.systems(file.systems.unwrap_or_default(), whole);
+        let place = file.services.as_ref().map_or(whole, |text| text.referenced);
+        let services = self.number(file.services, whole, "services", Some(1), 1..=MOST_SERVICES);
+        let has_ports = services <= MOST_NODE_PORTS || !systems.contains(&System::OursNodeport);
+        let reason = format!("there are {MOST_NODE_PORTS} NodePorts");
+        let remedy = "write fewer services, or leave ours-nodeport out";
+        self.check(place, has_ports, &reason, remedy);
         let event = file.event.map(|event| self.event(event, seconds, &systems));
         Scenario {
             name: self.name(file.name, whole),
             wire: self.named(file.wire, whole, "wire", Some(WireKind::Lab)),
+            services,
+            loads: self.loads(file.loads.unwrap_or_default(), whole, &systems),
             systems,
-            services: self.number(file.services, whole, "services", Some(1), 1..=MOST_SERVICES),
-            loads: self.loads(file.loads.unwrap_or_default(), whole),
             seconds,
             rounds: self.number(file.rounds, whole, "rounds", Some(8), LEAST_ROUNDS..=10_000),
             seed: self.number(file.seed, whole, "seed", Some(1), 0..=u64::MAX),
@@ -152,7 +160,12 @@ impl Reader {
         let (EventText { what, at: when }, at) = (text.value, text.referenced);
         let happens = systems.iter().any(|system| system.is_ours());
         let reason = "events happen to Guideway's own systems, and there is none";
-        self.check(at, happens, reason, "add ours-ipip, ours-l2dsr or ours-nat");
+        self.check(
+            at,
+            happens,
+            reason,
+            "add ours-ipip, ours-l2dsr, ours-nat or ours-nodeport",
+        );
         Event {
             what: self.named(what, at, "what", None),
             at: self.number(when, at, "at", None, 0.0..=seconds),
@@ -292,6 +305,11 @@ rounds: 6
                 "rounds: 6",
                 "services: 10001",
                 "line 6, column 11: services is \"10001\"; write a number from 1 to 10000",
+            ),
+            (
+                ", ours-ipip]",
+                ", ours-nodeport]\nservices: 2769",
+                "line 3, column 11: there are 2768 NodePorts; write fewer services, or leave",
             ),
             (
                 "rounds: 6",

@@ -4,13 +4,16 @@ use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context, Result, bail};
 use fastpath::tables::BackendSpec;
-use lab::{client_addresses, node_addresses, vip_v4, vip_v6};
+use lab::{client_addresses, edge_addresses, node_addresses, pod_addresses, vip_v4, vip_v6};
 use xdp_prog::{
     flow::{Address, FlowKey, V4, V6},
     maglev::{self, Member, SLOTS_PER_BACKEND},
 };
 
-use super::{BACKENDS, FIRST_ROUTED, FIRST_SERVICE_PORT, HASH_SEED, MOST_TRIED, PORT};
+use super::{
+    BACKENDS, FAMILIES, FIRST_NODE_PORT, FIRST_ROUTED, FIRST_SERVICE_PORT, HASH_SEED, MOST_TRIED,
+    PORT,
+};
 use crate::{
     datapath::Protocol,
     scenario::{AddressFamily, Background, Load, Scenario, System},
@@ -19,11 +22,14 @@ use crate::{
 /// The client's port of the first flow; the others follow.
 pub(super) const FIRST_CLIENT_PORT: u16 = 10_000;
 
-/// The Services of a balancer: an address of each family with a port for each Service.
+/// The Services of a balancer: an address of each family with a port for each Service. NodePorts are at the addresses
+/// of the balancer's machine.
 #[derive(Clone, Debug)]
 pub(super) struct Listing {
-    /// Number of the balancer's addresses.
-    vip: u8,
+    /// The balancer's addresses, IPv4 first.
+    addresses: [IpAddr; 2],
+    /// The port of the first Service; the others follow.
+    first_port: u16,
     /// How many Services there are.
     pub(super) services: u32,
     /// The families that loads need.
@@ -41,8 +47,17 @@ impl Listing {
             .filter(|one| **one != System::Direct);
         let place = systems.position(|one| *one == system)?;
         let loads = || scenario.loads.iter();
+        let place = u8::try_from(place).ok()?;
+        let (addresses, first_port) = match system {
+            System::OursNodeport => (edge_addresses(place), FIRST_NODE_PORT),
+            _ => {
+                let vips = FAMILIES.map(|family| vip(family, 1 + place));
+                (vips, FIRST_SERVICE_PORT)
+            }
+        };
         Some(Self {
-            vip: 1 + u8::try_from(place).ok()?,
+            addresses,
+            first_port,
             services: scenario.services,
             families: distinct(loads().map(|load| load.family)),
             protocols: distinct(loads().flat_map(protocols_of)),
@@ -55,12 +70,12 @@ impl Listing {
     }
 
     fn vip(&self, family: AddressFamily) -> IpAddr {
-        vip(family, self.vip)
+        of_family(self.addresses, family)
     }
 
     /// Returns the port of a Service.
     pub(super) fn port(&self, number: u32) -> u16 {
-        FIRST_SERVICE_PORT + u16::try_from(number).expect("there are at most 10 000 Services")
+        self.first_port + u16::try_from(number).expect("there are at most 10 000 Services")
     }
 
     /// Returns all Services with each of their protocols.
@@ -174,15 +189,14 @@ pub(super) fn flows(
     let backends = backends(system, load.family);
     let balance = system.is_ours().then(|| Balance::new(system, &backends));
     let balance = balance.transpose()?;
-    let is_balanced = !matches!(system, System::Direct | System::Routing);
     let flow = |(number, client): (usize, SocketAddr)| {
         let turn = number % targets.len();
         let to = targets[turn];
         let owner = |balance: &Balance| balance.owner(load.protocol, client, to);
-        let backend = if is_balanced {
-            balance.as_ref().map(owner).transpose()?
-        } else {
-            Some(turn)
+        let backend = match system {
+            System::Direct | System::Routing => Some(turn),
+            System::NullProgram => Some(0),
+            _ => balance.as_ref().map(owner).transpose()?,
         };
         let backend = backend.map(u16::try_from).transpose()?;
         Ok(PlannedFlow {
@@ -212,12 +226,26 @@ pub(super) fn clients(
     Ok(ports.map(|port| SocketAddr::new(address, port)).collect())
 }
 
-/// Returns the addresses of a system's backends. Only those of Guideway's own systems have its agents.
+/// Returns the first of a system's nodes. Only those of Guideway's own systems have its agents, and only those behind
+/// NodePorts have pods.
+pub(super) fn first_node(system: System) -> usize {
+    match system {
+        System::OursNodeport => 2 * BACKENDS,
+        _ if system.is_ours() => 0,
+        _ => BACKENDS,
+    }
+}
+
+/// Returns the addresses of a system's backends.
 pub(super) fn backends(system: System, family: AddressFamily) -> [IpAddr; BACKENDS] {
-    let first = if system.is_ours() { 0 } else { BACKENDS };
+    let first = first_node(system);
     std::array::from_fn(|number| {
         let node = u8::try_from(first + number).expect("nodes are few");
-        of_family(node_addresses(node), family)
+        let both = match system {
+            System::OursNodeport => pod_addresses(node, 0),
+            _ => node_addresses(node),
+        };
+        of_family(both, family)
     })
 }
 
@@ -232,6 +260,7 @@ impl Balance {
     fn new(system: System, backends: &[IpAddr]) -> Result<Self> {
         let spec = |&address: &IpAddr| match system {
             System::OursNat => BackendSpec::nat(SocketAddr::new(address, PORT), 1),
+            System::OursNodeport => BackendSpec::pod(address, SocketAddr::new(address, PORT), 1),
             _ => BackendSpec::node(address, 1),
         };
         let members: Vec<Member> = backends.iter().map(|one| spec(one).member()).collect();

@@ -19,11 +19,7 @@ use rustix::{
 };
 
 use crate::{
-    load::{
-        Arrivals,
-        message::{Incoming, framed},
-        sockets::now_ns,
-    },
+    load::{Arrivals, message::Incoming, sockets::now_ns},
     probe::{Key, MARK_LENGTH, PROBE_LENGTH},
 };
 
@@ -172,9 +168,9 @@ impl Backend {
             return;
         };
         let goes_on = incoming.read(&stream);
-        while let Some(message) = incoming.take() {
+        while let Some((form, message)) = incoming.take() {
             if let Some(answer) = self.answer(&message) {
-                let _ = (&stream).write(&framed(&answer));
+                let _ = (&stream).write(&form.answer(&answer));
             }
         }
         if goes_on {

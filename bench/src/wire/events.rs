@@ -5,7 +5,7 @@ use std::{sync::PoisonError, time::Duration};
 use anyhow::{Context, Result, bail};
 use lab::{Machine, wait_for};
 
-use super::{Lab, guideway};
+use super::Lab;
 use crate::scenario::{EventKind, System};
 
 /// How long an agent may take to end, and an edge to have all backends back.
@@ -42,7 +42,7 @@ impl Lab {
     }
 
     fn configure_edge(&self, system: System, nodes: &[Machine]) -> Result<()> {
-        let config = guideway::edge(system, &self.listing(system)?, nodes)?;
+        let config = self.edge_config(system, nodes)?;
         Ok(self
             .guideway
             .configure(self.edge(system)?.namespace(), &config)?)

@@ -67,10 +67,7 @@ impl Generator for Sockets<'_> {
 
 /// Returns how many flows prove that a system balances, before those of a load.
 pub(super) fn flows_of_proof(system: System) -> u32 {
-    match system {
-        System::Direct | System::Routing => 0,
-        _ => BALANCE_FLOWS,
-    }
+    if system.balances() { BALANCE_FLOWS } else { 0 }
 }
 
 impl Lab {

@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, net::IpAddr};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use lab::{Guideway, Machine};
 
 use super::{HASH_SEED, Listing, PORT};
@@ -29,7 +29,7 @@ pub(super) fn edge(system: System, listing: &Listing, nodes: &[Machine]) -> Resu
         System::OursNat => NAT_FLOWS,
         _ => FEW_NAT_FLOWS,
     };
-    let mut text = common("edge", u32::try_from(services.len())?, nat_flows);
+    let mut text = common(u32::try_from(services.len())?, nat_flows) + "roles: [edge]\n";
     let vips: Vec<String> = listing.vips().map(|vip| format!("\"{vip}\"")).collect();
     writeln!(text, "vips: [{}]\nservices:", vips.join(", "))?;
     for (number, (service, protocol)) in (0..).zip(services) {
@@ -54,19 +54,54 @@ pub(super) fn edge(system: System, listing: &Listing, nodes: &[Machine]) -> Resu
 /// Returns the configuration of a node that takes packets of these edges.
 pub(super) fn node(edges: &[IpAddr]) -> String {
     let edges: Vec<String> = edges.iter().map(|edge| format!("\"{edge}\"")).collect();
-    common("node", 1, FEW_NAT_FLOWS) + &format!("trusted_edges: [{}]\n", edges.join(", "))
+    let edges = edges.join(", ");
+    common(1, FEW_NAT_FLOWS) + &format!("roles: [node]\ntrusted_edges: [{edges}]\n")
+}
+
+/// Returns the configuration of an edge that serves `listing` at NodePorts, and of the nodes that have a pod each: one
+/// file for all, which are told apart by their addresses.
+pub(super) fn node_ports(listing: &Listing, edge: &Machine, nodes: &[Machine]) -> Result<String> {
+    let services = listing.all();
+    // A NodePort is a Service of either family.
+    let mut text = common(2 * u32::try_from(services.len())?, FEW_NAT_FLOWS);
+    writeln!(
+        text,
+        "trusted_edges: [\"{}\", \"{}\"]\nnodes:",
+        edge.v4(),
+        edge.v6()
+    )?;
+    for address in nodes.iter().flat_map(|node| [node.v4(), node.v6()]) {
+        writeln!(text, "  - {{ address: \"{address}\" }}")?;
+    }
+    text.push_str("vips: []\nservices:\n");
+    for (number, (service, protocol)) in (0..).zip(services) {
+        let (address, port) = (service.ip(), service.port());
+        writeln!(
+            text,
+            "  - name: bench-{number}\n    node_port: {port}\n    protocol: {protocol}\n    mode: ipip\n    backends:",
+        )?;
+        for node in nodes {
+            let pod = node.pods().first().context("the node has no pod")?;
+            let [pod, node] = [pod, node].map(|machine| machine.address_like(address));
+            writeln!(
+                text,
+                "      - {{ address: \"{pod}\", port: {PORT}, node: \"{node}\" }}"
+            )?;
+        }
+    }
+    Ok(text)
 }
 
 /// No checks of nodes: their packets would be measured too.
-fn common(role: &str, services: u32, nat_flows: u32) -> String {
+fn common(services: u32, nat_flows: u32) -> String {
     let (socket, interface) = (Guideway::socket(), Machine::INTERFACE);
     let arena = (services * SLOTS * SLOT_BYTES).div_ceil(MIB) + 1;
     let (services, backends) = (services + 64, services * 3 + 256);
+    let pods = backends;
     format!(
         "interfaces: [{{ name: {interface}, mode: native }}]
-tables: {{ lut_arena_mib: {arena}, services: {services}, backends: {backends}, next_hops: 256, vips: 256, nat_flows: {nat_flows} }}
+tables: {{ lut_arena_mib: {arena}, services: {services}, backends: {backends}, pods: {pods}, next_hops: 256, vips: 256, nat_flows: {nat_flows} }}
 api: {{ socket: {} }}
-roles: [{role}]
 node_health: off
 hash_seed: {HASH_SEED}
 ",

@@ -53,20 +53,22 @@ impl Lab {
         let (own, port) = (machine.link()?, self.net.far_end(machine)?);
         let router = self.net.router().link("fabric")?;
         let outer = match (system, load.family) {
-            (System::OursIpip, AddressFamily::Ipv4) => 20,
-            (System::OursIpip, AddressFamily::Ipv6) => 40,
+            (System::OursIpip | System::OursNodeport, AddressFamily::Ipv4) => 20,
+            (System::OursIpip | System::OursNodeport, AddressFamily::Ipv6) => 40,
             _ => 0,
         };
         let macs = [machine.mac(), router.mac()].concat();
         Ok(Path {
             out: port.clone(),
-            entry: (!is_direct && !system.is_ours()).then(|| own.clone()),
+            entry: (!is_direct && !system.is_xdp()).then(|| own.clone()),
             sink: if is_direct { own } else { port },
             replaces_pass: !is_direct,
-            from_stack: !is_direct && !system.is_ours(),
+            from_stack: !is_direct && !system.is_xdp(),
             macs: *macs.first_chunk().context("two addresses of six bytes")?,
             services: addresses::targets(&self.scenario, system, load)?,
             outer,
+            // Its edges write the tag of the next hop, and there is none.
+            untags: system.is_ours(),
         })
     }
 }

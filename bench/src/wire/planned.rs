@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::{
     BACKENDS, PlannedFlow,
-    addresses::{self, FIRST_CLIENT_PORT},
+    addresses::{self, FIRST_CLIENT_PORT, first_node},
     flows::flows_of_proof,
 };
 use crate::{
@@ -51,7 +51,7 @@ pub fn planned(scenario: &Scenario) -> Result<Vec<PlannedSeries>> {
                 next_port = first.saturating_add(u16::try_from(load.flows)?);
                 addresses::clients(load.family, first, load.flows)?
             };
-            let first = if system.is_ours() { 0 } else { BACKENDS };
+            let first = first_node(system);
             let nodes = first..first + BACKENDS;
             series.push(PlannedSeries {
                 name: format!("{system}-{number}"),

@@ -11,7 +11,7 @@ use bench::result::Files;
 use lab::wait_until;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{SCENARIO, Scratch, bench, text};
+use super::{ANY_NOISE, SCENARIO, Scratch, bench, text};
 
 /// Tells whether a namespace of a program is there.
 fn has_namespaces(program: u32) -> bool {
@@ -33,6 +33,7 @@ fn a_run_that_is_ended_at_any_time_leaves_what_it_measured_and_nothing_else() {
         fs::write(&scenario, &long).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_guideway-bench"));
         let command = command.args(["run", &scenario, "--out", &out]);
+        let command = command.args(ANY_NOISE);
         let mut run = command.stdout(Stdio::null()).spawn().unwrap();
         let result = Path::new(&out).join("result.json");
         wait_until("a round is measured", Duration::from_secs(120), || {

@@ -1,6 +1,7 @@
 //! `guideway-bench run` end to end: the direct wire and Guideway side by side, the report, its check and a
 //! comparison. Needs root, the programs of `deploy/setup.sh test`, and `guideway` as `cargo test --workspace` builds it.
 
+mod costs;
 mod ended;
 mod loads;
 
@@ -10,7 +11,7 @@ use std::{
     process::{Command, Output},
 };
 
-use bench::result::Files;
+use bench::{exit::Exit, result::Files};
 
 const SCENARIO: &str = "\
 name: small
@@ -42,9 +43,22 @@ impl Drop for Scratch {
     }
 }
 
+/// A machine that runs tests may be as noisy as it is.
+const ANY_NOISE: [&str; 2] = ["--max-noise", "100"];
+
 fn bench(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_guideway-bench"));
-    (command.args(arguments).output()).expect("the program was built with this test")
+    command.args(arguments);
+    if matches!(arguments[0], "run" | "preflight") {
+        command.args(ANY_NOISE);
+    }
+    (command.output()).expect("the program was built with this test")
+}
+
+/// Tells whether a run has measured: on a busy machine, frames that are due at the end of a short trial stay behind.
+fn has_measured(run: &Output) -> bool {
+    let codes = [Exit::Success, Exit::SlowGenerator].map(|exit| i32::from(exit.code()));
+    run.status.code().is_some_and(|code| codes.contains(&code))
 }
 
 /// Has programs that are not ours read a result: they find the same figures, and what its schema says.
@@ -76,7 +90,7 @@ fn a_scenario_is_measured_reported_verified_and_compared() {
     );
     fs::write(&scenario, SCENARIO).unwrap();
     let run = bench(&["run", &scenario, "--out", &out]);
-    assert!(run.status.success(), "{}", text(&run));
+    assert!(has_measured(&run), "{}", text(&run));
 
     let files = Files::read(Path::new(&out)).unwrap();
     assert!(!files.run.interrupted);
@@ -93,6 +107,9 @@ fn a_scenario_is_measured_reported_verified_and_compared() {
             let tally = trial.tally;
             assert!(tally.sent > 100 && tally.sent == tally.offered, "{tally:?}");
             assert_eq!((tally.corrupt, tally.misdelivered), (0, 0));
+            assert!(trial.under_way_ns.is_some() && trial.carrier_changes.is_empty());
+            let of_law = |doubt: &String| doubt.contains("Little's law");
+            assert!(!trial.doubts.iter().any(of_law), "{:?}", trial.doubts);
             // A busy machine may lose answers.
             if !trial.is_overloaded() {
                 assert_eq!(trial.figures.lateness.count, tally.sent);
@@ -246,7 +263,7 @@ fn an_interrupted_run_is_gone_on_with_and_its_rounds_count() {
     let own = SCENARIO.replace(", ours-ipip", "");
     fs::write(&scenario, &own).unwrap();
     let run = bench(&["run", &scenario, "--out", &out]);
-    assert!(run.status.success(), "{}", text(&run));
+    assert!(has_measured(&run), "{}", text(&run));
     let before = interrupt_after(2, Path::new(&out));
 
     fs::write(&scenario, own.replace("flows: 6", "flows: 7")).unwrap();
@@ -260,7 +277,7 @@ fn an_interrupted_run_is_gone_on_with_and_its_rounds_count() {
 
     fs::write(&scenario, &own).unwrap();
     let run = bench(&["run", &scenario, "--out", &out]);
-    assert!(run.status.success(), "{}", text(&run));
+    assert!(has_measured(&run), "{}", text(&run));
     let files = Files::read(Path::new(&out)).unwrap();
     assert!(!files.run.interrupted);
     assert_eq!(files.run.started, before.run.started);
@@ -273,12 +290,14 @@ fn an_interrupted_run_is_gone_on_with_and_its_rounds_count() {
 /// Needs the programs of `deploy/setup.sh test`. That each system answers and balances is proved by the run itself.
 #[test]
 fn each_system_answers_with_the_real_kube_proxy_among_them() {
-    const SYSTEMS: [&str; 7] = [
+    const SYSTEMS: [&str; 9] = [
         "direct",
         "routing",
+        "null-program",
         "ours-ipip",
         "ours-l2dsr",
         "ours-nat",
+        "ours-nodeport",
         "kube-proxy-nftables",
         "kube-proxy-iptables",
     ];
@@ -297,7 +316,7 @@ fn each_system_answers_with_the_real_kube_proxy_among_them() {
         .replace("seconds: 0.5", "seconds: 0.2\nservices: 40");
     fs::write(&scenario, text_of_scenario).unwrap();
     let run = bench(&["run", &scenario, "--out", &out]);
-    assert!(run.status.success(), "{}", text(&run));
+    assert!(has_measured(&run), "{}", text(&run));
     let files = Files::read(Path::new(&out)).unwrap();
     let systems = files.run.series.iter().map(|series| series.system.as_str());
     assert!(systems.eq(SYSTEMS.iter().chain(&SYSTEMS).copied()));
@@ -331,6 +350,7 @@ fn a_plan_sends_nothing_and_its_capture_is_read_by_others() {
     let scratch = Scratch::new("plan");
     let (scenario, capture) = (scratch.path("plan.yaml"), scratch.path("plan.pcap"));
     let loads = "loads: [{ rate: 400, flows: 6, frame_bytes: imix }, \
+                 { rate: 400, flows: 6, protocol: tcp, exchange: http }, \
                  { generator: live, family: ipv6, protocol: tcp, schedule: max, frame_bytes: imix }]";
     let own = SCENARIO.replace("loads: [{ rate: 400, flows: 6, schedule: poisson }]", loads);
     fs::write(&scenario, own).unwrap();
@@ -364,6 +384,30 @@ fn a_plan_sends_nothing_and_its_capture_is_read_by_others() {
     let statuses: Vec<&str> = fields.lines().map(str::trim).collect();
     assert_eq!(statuses.len(), 1_000);
     assert!(statuses.iter().all(|status| *status == "1"), "{statuses:?}");
+}
+
+#[test]
+fn requests_by_http_are_http_to_others() {
+    let scratch = Scratch::new("http");
+    let (scenario, capture) = (scratch.path("http.yaml"), scratch.path("http.pcap"));
+    let loads = "loads: [{ rate: 6, flows: 6, protocol: tcp, exchange: http }]";
+    let own = SCENARIO.replace("loads: [{ rate: 400, flows: 6, schedule: poisson }]", loads);
+    let own = own
+        .replace(", ours-ipip", "")
+        .replace("seconds: 0.5", "seconds: 1");
+    fs::write(&scenario, own).unwrap();
+    let plan = bench(&["plan", &scenario, "--pcap", &capture]);
+    assert!(plan.status.success(), "{}", text(&plan));
+    let mut tshark = Command::new("tshark");
+    tshark.args(["-r", &capture, "-d", "tcp.port==7000,http", "-T", "fields"]);
+    tshark.args(["-e", "http.request.method", "-e", "http.request.version"]);
+    tshark.args(["-e", "http.content_length", "-e", "data.len"]);
+    let read = tshark.output();
+    let read = read.expect("`deploy/setup.sh test` installs tshark");
+    assert!(read.status.success(), "{}", text(&read));
+    let fields = String::from_utf8_lossy(&read.stdout);
+    let requests: Vec<&str> = fields.lines().collect();
+    assert_eq!(requests, ["POST\tHTTP/1.1\t16\t16"; 6], "{fields}");
 }
 
 #[test]

@@ -141,6 +141,7 @@ fn result_of(trials: Vec<(&str, (Trial, Streams))>) -> Result<Files> {
         guideway: PathBuf::new(),
         out: PathBuf::new(),
         interrupted: None,
+        most_noise: 1.0,
         command: String::new(),
     };
     let mut run = run::new_run(&options, scenario());
@@ -160,6 +161,28 @@ fn result_of(trials: Vec<(&str, (Trial, Streams))>) -> Result<Files> {
         all.insert(name.to_owned(), streams);
     }
     Ok(Files::make(run, 1.0, all)?)
+}
+
+/// A program that is not ours asks a backend over HTTP/1.1, twice on one connection.
+#[test]
+fn the_backends_speak_http_to_others() {
+    let bench = Bench::new().unwrap();
+    let (client, node) = (&bench.net.clients()[0], &bench.net.nodes()[0]);
+    let url = format!("http://{}:{BACKEND_PORT}/", node.v4());
+    let probe = "0123456789abcdef";
+    let told = "%{http_version} %{http_code} %{size_download} %{num_connects}\n";
+    let mut curl = client.namespace().command("curl");
+    curl.args([
+        "--silent",
+        "--show-error",
+        "--http1.1",
+        "--data-binary",
+        probe,
+    ]);
+    curl.args(["--write-out", told, "--output", "/dev/null", &url]);
+    curl.args(["--output", "/dev/null", &url]);
+    let answers = lab::output(&mut curl).unwrap();
+    assert_eq!(answers, "1.1 200 22 1\n1.1 200 22 0\n");
 }
 
 /// The harm of the first test, each kind at its own sequence numbers, in all flows or in one.
@@ -295,6 +318,8 @@ fn the_report_says_to_the_packet_what_was_lost_doubled_reordered_damaged_and_mis
         0,
     ];
     assert_eq!(packets(&text, "harmed"), row, "{text}");
+    // What was lost, doubled and damaged leaves Little's law its bounds.
+    assert!(!text.contains("Little's law"), "{text}");
     let wrong = format!("Wrong packets: {} answers", corrupt + misdelivered);
     assert!(text.starts_with(&wrong), "{text}");
     let page = report::render(&[files]);
@@ -350,6 +375,7 @@ fn only(given: &load::Trial, flow: usize) -> load::Trial {
         seconds: given.seconds,
         requests: own.copied().collect(),
         tally: given.tally,
+        under_way_ns: None,
         shares: Vec::new(),
         background: None,
     }

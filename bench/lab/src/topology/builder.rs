@@ -14,6 +14,8 @@ const MAX_CLIENTS: u8 = 15;
 const MAX_EDGES: u8 = 89;
 const MAX_NODES: u8 = 99;
 const MAX_PODS: u8 = 99;
+/// Number of the first edge on the segment.
+const FIRST_EDGE: u8 = 11;
 /// Number of the first node on the segment.
 const FIRST_NODE: u8 = 101;
 
@@ -25,6 +27,7 @@ pub struct Builder {
     nodes: u8,
     routed_nodes: u8,
     pods: u8,
+    first_with_pods: u8,
     queues: u32,
     client_mtu: u32,
     fabric_mtu: u32,
@@ -40,6 +43,7 @@ impl Default for Builder {
             nodes: 2,
             routed_nodes: 0,
             pods: 0,
+            first_with_pods: 0,
             queues: 1,
             client_mtu: 1500,
             fabric_mtu: 1600,
@@ -82,6 +86,13 @@ impl Builder {
     #[must_use]
     pub fn pods(mut self, pods: u8) -> Self {
         self.pods = pods;
+        self
+    }
+
+    /// Sets the first node that has pods; 0 by default.
+    #[must_use]
+    pub fn pods_from(mut self, node: u8) -> Self {
+        self.first_with_pods = node;
         self
     }
 
@@ -130,7 +141,7 @@ impl Builder {
             .map(|k| self.client(&router, k))
             .collect::<Result<Vec<_>>>()?;
         let edges = (0..self.edges)
-            .map(|i| self.segment_machine(&switch, format!("edge{i}"), 11 + i))
+            .map(|i| self.segment_machine(&switch, format!("edge{i}"), FIRST_EDGE + i))
             .collect::<Result<Vec<_>>>()?;
         let mut nodes = (0..self.nodes)
             .map(|j| self.segment_machine(&switch, format!("node{j}"), FIRST_NODE + j))
@@ -226,14 +237,15 @@ impl Builder {
     }
 
     fn add_pods(&self, nodes: &mut [Machine]) -> Result<()> {
-        for (node, j) in nodes.iter_mut().zip(0..) {
+        let first = usize::from(self.first_with_pods);
+        for (node, j) in nodes.iter_mut().zip(0..).skip(first) {
             pod::prepare_node(&node.namespace, j)?;
             node.pod_prefixes = Some(pod::pods_of(j));
             node.pods = (0..self.pods)
                 .map(|p| pod::add(&node.namespace, j, p, self.pod_mtu))
                 .collect::<Result<Vec<_>>>()?;
         }
-        let on_segment = || nodes.iter().zip(0..self.nodes);
+        let on_segment = || nodes.iter().zip(0..self.nodes).skip(first);
         for (node, j) in on_segment() {
             for (other, k) in on_segment().filter(|&(_, k)| k != j) {
                 for (pods, gateway) in pod::pods_of(k).into_iter().zip([other.v4(), other.v6()]) {
@@ -313,6 +325,11 @@ pub fn client_addresses(k: u8) -> [IpAddr; 2] {
 /// Returns the addresses that node `j` on the edges' segment has, IPv4 first.
 pub fn node_addresses(j: u8) -> [IpAddr; 2] {
     segment(FIRST_NODE + j).map(|cidr| cidr.address)
+}
+
+/// Returns the addresses that edge `i` has, IPv4 first.
+pub fn edge_addresses(i: u8) -> [IpAddr; 2] {
+    segment(FIRST_EDGE + i).map(|cidr| cidr.address)
 }
 
 fn client_network(k: u8, host: u8) -> [Cidr; 2] {

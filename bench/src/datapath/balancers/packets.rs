@@ -194,7 +194,7 @@ mod tests {
             let ends = [from, to].map(|end| end.parse().unwrap());
             for protocol in Protocol::ALL {
                 let macs = MACS;
-                let framing = Framing { macs, protocol };
+                let framing = Framing::plain(macs, protocol);
                 for stage in [Stage::First, Stage::Answer, Stage::Later] {
                     all.push((family, ends, frame(framing, ends, flow, stage)));
                 }

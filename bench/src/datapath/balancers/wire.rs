@@ -147,7 +147,7 @@ impl Wire {
         macs[..6].copy_from_slice(&self.far()?.mac());
         macs[6..].copy_from_slice(&self.near()?.mac());
         let protocol = case.protocol;
-        Ok(Framing { macs, protocol })
+        Ok(Framing::plain(macs, protocol))
     }
 
     /// Attaches the sink. Where an XDP program sends frames back, it has to be at the near end before.

@@ -19,7 +19,7 @@ use socket2::Type;
 
 use super::{Flow, GRACE, Request, Way, as_ns, client_socket, now_ns, sleep_until};
 use crate::{
-    load::message::{Incoming, framed},
+    load::message::{Form, Incoming},
     probe::PROBE_LENGTH,
     scenario::Exchange,
 };
@@ -102,7 +102,7 @@ impl<'a> Sockets<'a> {
             }
             .context("waiting for a socket")?;
         }
-        let connects = exchange != Exchange::Rr;
+        let connects = exchange.connects();
         let connections = if connects { requests.len() } else { 0 };
         Ok(Self {
             flows,
@@ -117,7 +117,7 @@ impl<'a> Sockets<'a> {
         // By default the kernel ends sleeps up to 50 microseconds late. Without the right to change that, the
         // lateness says so.
         let _ = set_current_timer_slack(NonZeroU64::new(1));
-        let mut buffer = [0; BUFFER];
+        let (mut buffer, form) = ([0; BUFFER], Form::of(self.exchange));
         let mut sent = Log::with_capacity(self.requests.len());
         for (place, request) in self.requests.iter().enumerate() {
             sleep_until(request.due);
@@ -126,7 +126,7 @@ impl<'a> Sockets<'a> {
             let at = now_ns();
             let outcome = match &self.flows[request.flow].way {
                 Way::Udp(socket) => send_datagram(socket, message),
-                Way::Tcp(stream) => send_message(stream, message),
+                Way::Tcp(stream) => send_message(stream, form, message),
                 Way::Connections(ends) => self.open(place, *ends),
             };
             if outcome.is_ok() {
@@ -217,7 +217,7 @@ impl<'a> Sockets<'a> {
                 let mut message = vec![0; request.length];
                 message[..PROBE_LENGTH].copy_from_slice(&request.probe);
                 connection.connected = Some(at);
-                send_message(stream, &message).is_ok()
+                send_message(stream, Form::of(self.exchange), &message).is_ok()
                     && epoll::modify(&self.waiting, stream, self.data_of(place), READABLE).is_ok()
             }
             Some(connected) => {
@@ -226,9 +226,9 @@ impl<'a> Sockets<'a> {
                 let has_ended = answer.is_some() || !goes_on;
                 let at = match self.exchange {
                     Exchange::Connect => connected,
-                    Exchange::Rr | Exchange::Crr => at,
+                    Exchange::Rr | Exchange::Crr | Exchange::Http => at,
                 };
-                answers.extend(answer.map(|bytes| Answer { at, bytes }));
+                answers.extend(answer.map(|(_, bytes)| Answer { at, bytes }));
                 !has_ended
             }
         };
@@ -248,8 +248,8 @@ fn send_datagram(socket: &UdpSocket, datagram: &[u8]) -> io::Result<()> {
 }
 
 /// Sends a message whole or not at all: there is room for all of a short one, or for nothing.
-fn send_message(mut stream: &TcpStream, message: &[u8]) -> io::Result<()> {
-    let message = framed(message);
+fn send_message(mut stream: &TcpStream, form: Form, message: &[u8]) -> io::Result<()> {
+    let message = form.request(message);
     match stream.write(&message)? {
         length if length == message.len() => Ok(()),
         _ => Err(io::ErrorKind::WriteZero.into()),
@@ -274,7 +274,7 @@ fn receive_messages(
 ) -> bool {
     let goes_on = incoming.read(stream);
     let at = now_ns();
-    while let Some(bytes) = incoming.take() {
+    while let Some((_, bytes)) = incoming.take() {
         answers.push(Answer { at, bytes });
     }
     goes_on

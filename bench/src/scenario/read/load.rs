@@ -10,7 +10,7 @@ use crate::{
     datapath::Protocol,
     scenario::{
         AddressFamily, Background, Exchange, FlowOrder, FrameSize, GeneratorKind, LARGEST_FRAME,
-        Load, Schedule, SearchKind,
+        Load, Schedule, SearchKind, Segment, System,
     },
 };
 
@@ -29,6 +29,8 @@ const LONGEST_PAUSE: f64 = 10.0;
 /// Requests of a burst, which queues on the way must hold.
 const BURSTS: RangeInclusive<u32> = 2..=256;
 const STEPS: RangeInclusive<u32> = 2..=100;
+/// Ids of VLANs (IEEE 802.1Q).
+const VLANS: RangeInclusive<u16> = 1..=4094;
 /// Most frames of a mix until it repeats.
 const LONGEST_MIX: u32 = 64;
 /// Mixes with names. The smallest size grows to what the headers need.
@@ -45,6 +47,7 @@ pub(super) struct LoadText {
     family: Text,
     protocol: Text,
     exchange: Text,
+    segment: Text,
     schedule: Text,
     rate: Text,
     search: Text,
@@ -54,20 +57,26 @@ pub(super) struct LoadText {
     flow_order: Text,
     new_flow_share: Text,
     frame_bytes: Text,
+    vlan: Text,
     background: Text,
 }
 
 impl Reader {
-    pub(super) fn loads(&mut self, texts: Vec<Spanned<LoadText>>, whole: Location) -> Vec<Load> {
+    pub(super) fn loads(
+        &mut self,
+        texts: Vec<Spanned<LoadText>>,
+        whole: Location,
+        systems: &[System],
+    ) -> Vec<Load> {
         let remedy = "write loads: [{ rate: 1000 }]";
         self.check(whole, !texts.is_empty(), "there are no loads", remedy);
         let loads = texts.into_iter();
         loads
-            .map(|load| self.load(load.value, load.referenced))
+            .map(|load| self.load(load.value, load.referenced, systems))
             .collect()
     }
 
-    fn load(&mut self, text: LoadText, at: Location) -> Load {
+    fn load(&mut self, text: LoadText, at: Location, systems: &[System]) -> Load {
         let before = self.problems.len();
         let sockets = GeneratorKind::Sockets;
         let places = [
@@ -77,6 +86,8 @@ impl Reader {
             &text.new_flow_share,
             &text.flows,
             &text.search,
+            &text.segment,
+            &text.vlan,
         ];
         let places = places.map(|text| text.as_ref().map_or(at, |text| text.referenced));
         let generator = self.named(text.generator, at, "generator", Some(sockets));
@@ -86,12 +97,15 @@ impl Reader {
         };
         let family = self.named(text.family, at, "family", Some(AddressFamily::Ipv4));
         let protocol = self.named(text.protocol, at, "protocol", Some(Protocol::Udp));
+        let vlan = (text.vlan).map(|id| self.number(Some(id), at, "vlan", None, VLANS));
         let schedule = self.named(text.schedule, at, "schedule", Some(Schedule::Constant));
+        let exchange = self.named(text.exchange, at, "exchange", Some(Exchange::Rr));
         let load = Load {
             generator,
             family,
             protocol,
-            exchange: self.named(text.exchange, at, "exchange", Some(Exchange::Rr)),
+            exchange,
+            segment: self.named(text.segment, at, "segment", Some(Segment::Data)),
             schedule,
             rate: self.rate(text.rate, at, schedule, rates),
             search: self.named(text.search, at, "search", Some(SearchKind::None)),
@@ -109,12 +123,15 @@ impl Reader {
             frame_bytes: self.frame_bytes(
                 text.frame_bytes,
                 at,
-                Load::smallest_frame(generator, family, protocol),
+                Load::smallest_frame(generator, family, protocol, exchange, vlan),
             ),
+            vlan,
             background: self.background(text.background),
         };
         if self.problems.len() == before {
-            self.check_generator(&load, places);
+            let [rest @ .., segment, vlan] = places;
+            self.check_frames(&load, [segment, vlan], systems);
+            self.check_generator(&load, rest);
         }
         load
     }
@@ -181,6 +198,25 @@ impl Reader {
         1
     }
 
+    /// Checks that what only made frames have is asked of them alone, and that all systems take it.
+    fn check_frames(&mut self, load: &Load, [segment, vlan]: [Location; 2], systems: &[System]) {
+        let frames = load.generator.makes_frames();
+        let can = load.segment == Segment::Data || (frames && load.protocol == Protocol::Tcp);
+        let reason = "SYN segments are frames of TCP";
+        let remedy = "write generator: live and protocol: tcp";
+        self.check(segment, can, reason, remedy);
+        if load.vlan.is_none() {
+            return;
+        }
+        let reason = "the machines of sockets have no VLAN";
+        self.check(vlan, frames, reason, "write generator: live");
+        let stack = systems.iter().find(|system| !system.takes_tags());
+        let named = stack.map_or_else(String::new, ToString::to_string);
+        let reason = format!("the machine of {named} has no VLAN");
+        let remedy = "leave that system out, or the VLAN";
+        self.check(vlan, stack.is_none(), &reason, remedy);
+    }
+
     /// Checks that the generator can send the load.
     fn check_generator(
         &mut self,
@@ -226,8 +262,8 @@ impl Reader {
             self.check(schedule, false, reason, LIVE);
             return;
         };
-        let can = load.protocol == Protocol::Tcp || !load.connects();
-        let reason = format!("{} makes connections, which UDP has none of", load.exchange);
+        let can = load.protocol == Protocol::Tcp || load.exchange == Exchange::Rr;
+        let reason = format!("{} needs connections, which UDP has none of", load.exchange);
         self.check(exchange, can, &reason, "write protocol: tcp");
         let reason = "flows with sockets are open before a trial";
         self.check(new_flows, load.new_flow_share == 0.0, reason, LIVE);

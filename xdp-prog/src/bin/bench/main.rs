@@ -23,12 +23,18 @@ use context::XdpFrame;
 use xdp_prog::{
     abi::{ServiceKeyV4, ServiceKeyV6, Traffic, size},
     bench::{
-        Counted, Cursor, LISTED_LENGTH, Listed, NUMBER_LENGTH, NUMBERED_LENGTH, Numbered,
+        Counted, Cursor, LISTED_LENGTH, Listed, Macs, NUMBER_LENGTH, NUMBERED_LENGTH, Numbered,
         OuterTemplate, PATTERN_LENGTH, Pace, Pattern, Schedule, TEMPLATE_LENGTH, Template, client,
     },
     csum::{self, Sum},
     frame::{Frame, FrameMut},
-    wire::{ethernet::Ethernet, ipv4::Ipv4, ipv6::Ipv6, transport::Ports},
+    wire::{
+        ethernet::{self, Ethernet},
+        ipv4::Ipv4,
+        ipv6::Ipv6,
+        protocol::{TCP, UDP},
+        transport::Ports,
+    },
 };
 
 #[btf_map]
@@ -49,6 +55,8 @@ static FLOWS: Array<u32, 1> = Array::new();
 static PACE: Array<Pace, 1> = Array::new();
 #[btf_map]
 static COUNTED: Array<Counted, 1> = Array::new();
+#[btf_map]
+static MACS: Array<Macs, 1> = Array::new();
 #[btf_map]
 static OUTER: Array<OuterTemplate, 1> = Array::new();
 #[btf_map]
@@ -256,6 +264,29 @@ fn count(bytes: u64) {
 #[xdp]
 fn floor(_: XdpContext) -> u32 {
     XDP_TX
+}
+
+#[xdp]
+fn null(ctx: XdpContext) -> u32 {
+    let send = || {
+        let mut frame = XdpFrame::new(&ctx);
+        let header: &Ethernet = frame.view(0)?;
+        let protocol = match u16::from_be_bytes(header.ether_type) {
+            ethernet::IPV4 => frame.view::<Ipv4>(Ethernet::LENGTH)?.protocol,
+            ethernet::IPV6 => frame.view::<Ipv6>(Ethernet::LENGTH)?.next_header,
+            // Only frames of a load have a tag.
+            ethernet::VLAN => UDP,
+            _ => return None,
+        };
+        if !matches!(protocol, TCP | UDP) {
+            return None;
+        }
+        let header: &mut Ethernet = frame.view_mut(0)?;
+        header.macs = MACS.get(0)?.bytes;
+        Some(())
+    };
+    // Whoever looks for this machine's address is answered by the stack.
+    send().map_or(XDP_PASS, |()| XDP_TX)
 }
 
 #[xdp]

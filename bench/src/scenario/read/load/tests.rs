@@ -35,6 +35,11 @@ fn loads_are_read_with_the_defaults_of_their_generator() {
     let text = "sockets, ipv4, tcp connect, constant, 900/s, 16 flows in-turn, frames of 88 bytes, \
                 beside live frames at 50 % of PDR";
     assert_eq!(beside.unwrap().to_string(), text);
+    let flood =
+        "generator: live, protocol: tcp, segment: syn, schedule: max, new_flow_share: 1, vlan: 7";
+    let text = "live, ipv4, tcp syn, max, 16 flows in-turn and 100 % of new ones, \
+                frames of 68 bytes in VLAN 7";
+    assert_eq!(read(flood).unwrap().to_string(), text);
     let ramp = read("rate: 900, schedule: ramp").unwrap();
     assert_eq!(ramp.mean_rate(), Some(450.0));
 }
@@ -101,7 +106,7 @@ fn each_broken_rule_of_a_load_has_its_place_and_a_remedy() {
         ),
         (
             "rate: 9, exchange: crr",
-            "column 26: crr makes connections, which UDP has none of; write protocol: tcp",
+            "column 26: crr needs connections, which UDP has none of; write protocol: tcp",
         ),
         (
             "rate: 9, generator: live, exchange: crr",
@@ -142,6 +147,22 @@ fn each_broken_rule_of_a_load_has_its_place_and_a_remedy() {
             "column 40: a search tries constant rates; write",
         ),
         (
+            "rate: 9, protocol: tcp, segment: syn",
+            "SYN segments are frames of TCP; write generator: live",
+        ),
+        (
+            "rate: 9, generator: live, segment: syn",
+            "column 42: SYN segments are frames of TCP; write generator: live and protocol: tcp",
+        ),
+        (
+            "rate: 9, vlan: 7",
+            "column 22: the machines of sockets have no VLAN; write generator: live",
+        ),
+        (
+            "rate: 9, generator: live, vlan: 4095",
+            "vlan is \"4095\"; write a number from 1 to 4094",
+        ),
+        (
             "rate: 9, generator: live, schedule: ramp",
             "live has no schedule ramp; write constant or max, or generator: sockets",
         ),
@@ -149,4 +170,15 @@ fn each_broken_rule_of_a_load_has_its_place_and_a_remedy() {
         let found = read(load).unwrap_err();
         assert!(found.contains(expected), "{load}: {found}");
     }
+}
+
+#[test]
+fn systems_of_which_the_stack_would_have_to_take_a_tag_are_named() {
+    let text = "name: one\nsystems: [direct, null-program, ours-nat, routing]\nloads:\n  - { rate: 9, generator: live, vlan: 7 }\n";
+    let refused = Scenario::parse(text).unwrap_err().to_string();
+    assert!(
+        refused.contains("the machine of routing has no VLAN; leave"),
+        "{refused}"
+    );
+    Scenario::parse(&text.replace(", routing", "")).unwrap();
 }

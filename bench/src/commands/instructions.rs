@@ -1,0 +1,81 @@
+//! `guideway-bench instructions`: what packets take where the clock counts instructions.
+
+use std::{fs, path::PathBuf, process::ExitCode};
+
+use anyhow::{Context, Result};
+use bench::{
+    datapath::{
+        Protocol,
+        balancers::{self, rules},
+        instructions,
+    },
+    exit::Exit,
+};
+use clap::Subcommand;
+
+use crate::show_progress;
+
+/// Counts the instructions of a packet, on a machine whose clock counts them: `make instructions` runs it on one.
+#[derive(Debug, clap::Args)]
+#[command(after_help = Exit::help(&OF_COUNTS))]
+pub(crate) struct Instructions {
+    #[command(subcommand)]
+    what: Counted,
+}
+
+/// How a count may end.
+const OF_COUNTS: [Exit; 5] = [
+    Exit::Success,
+    Exit::Failed,
+    Exit::Usage,
+    Exit::Settings,
+    Exit::NoRights,
+];
+
+#[derive(Debug, Subcommand)]
+enum Counted {
+    /// Guideway's own programs, on each way of a packet.
+    Ways,
+    /// Whole ways of a packet, at Guideway, kube-proxy and IPVS: one JSON row each.
+    Balancers {
+        /// The directory with the rules of kube-proxy.
+        rules: PathBuf,
+    },
+    /// Takes the rules of a kube-proxy that runs, for `balancers`. Counts nothing.
+    Rules {
+        /// The directory to write them to. Rules that are there are kept.
+        directory: PathBuf,
+        /// Numbers of Services.
+        #[arg(required = true)]
+        services: Vec<u32>,
+    },
+}
+
+impl Instructions {
+    pub(crate) fn run(&self) -> Result<ExitCode> {
+        match &self.what {
+            Counted::Ways => {
+                println!("way            ip  l4   flows  instructions");
+                instructions::count(|found| println!("{}", found.line()))?;
+            }
+            Counted::Balancers { rules } => balancers::count(rules, |row| {
+                let row = serde_json::to_string(row).expect("a row has plain fields");
+                println!("{row}");
+            })?,
+            Counted::Rules {
+                directory,
+                services,
+            } => {
+                fs::create_dir_all(directory)
+                    .with_context(|| format!("creating {}", directory.display()))?;
+                for &number in services {
+                    for protocol in Protocol::ALL {
+                        rules::take(directory, protocol, number, &show_progress)?;
+                    }
+                }
+                show_progress("");
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -4,6 +4,8 @@
 //! list of them, the newest first. Equal lists are stored once, in runs of an arena, and never change: a slot gets
 //! another list. A backend keeps its id while a list names it.
 
+mod list;
+
 use std::{
     collections::{BTreeSet, HashMap},
     net::IpAddr,
@@ -14,6 +16,7 @@ use xdp_prog::abi::{
     BACKEND_POD, MAX_PAST_OWNERS, PAST_OWNER_SECONDS, Past, PastOwner, PastPair, Slot, map,
 };
 
+pub use self::list::{live_past_owners, past_owners};
 use super::{
     Arena, BackendKey, ForwardMode, Protocol, Run, ServiceKey, ServiceSpec, TableError, Tables,
     Usage,
@@ -186,11 +189,7 @@ impl Tables {
             let Some(list) = self.pasts.list(index) else {
                 continue;
             };
-            let kept = list
-                .iter()
-                .copied()
-                .filter(|owner| owner.second() >= before);
-            let kept: Vec<PastOwner> = kept.collect();
+            let kept = live_past_owners(list, second);
             if kept.len() < list.len() {
                 self.change_past(index, &kept);
             }
@@ -280,29 +279,16 @@ impl Tables {
     ) -> Vec<PastOwner> {
         let first = former.base + scale(place, run.log2, former.log2);
         let after = former.base + scale(place + 1, run.log2, former.log2);
-        let mut list = Vec::new();
-        for index in first..after.max(first + 1) {
+        let former = (first..after.max(first + 1)).map(|index| {
             let slot = self.lut.get(index).unwrap_or_default();
-            list.push(PastOwner::new(slot.owner(), second));
-            if slot.has_past() {
-                list.extend(
-                    self.pasts
-                        .list(index)
-                        .into_iter()
-                        .flat_map(|list| list.iter()),
-                );
-            }
-        }
-        // Stable: of the same second, the order stays.
-        list.sort_by_key(|owner| std::cmp::Reverse(owner.second()));
-        let mut known = BTreeSet::from([owner]);
+            let past = self.pasts.list(index).filter(|_| slot.has_past());
+            (slot.owner(), past.map_or(&[][..], |list| &list[..]))
+        });
         let is_pod = |id: u32| {
             let backend = self.backends.get(id).filter(|_| id != 0);
             backend.is_some_and(|backend| backend.flags & BACKEND_POD != 0)
         };
-        list.retain(|past| is_pod(past.backend()) && known.insert(past.backend()));
-        list.truncate(MAX_PAST_OWNERS as usize);
-        list
+        past_owners(former, owner, second, MAX_PAST_OWNERS as usize, is_pod)
     }
 
     /// Gives a slot another list; returns whether it has any entries. A list for which there is no room is left out.

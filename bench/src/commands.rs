@@ -138,7 +138,7 @@ pub(crate) struct Compare {
 }
 
 /// The code for wrong usage, as clap has it.
-const USAGE: u8 = 2;
+pub(crate) const USAGE: u8 = 2;
 const WORSE: u8 = 3;
 const INCONCLUSIVE: u8 = 4;
 const WRONG_PACKETS: u8 = 5;

@@ -25,6 +25,7 @@
 //! set that was soon another one) does not try it: `no past`.
 
 mod addresses;
+mod agenda;
 mod backends;
 mod broken;
 mod clients;
@@ -34,6 +35,7 @@ mod report;
 pub mod result;
 mod scenario;
 mod simulation;
+mod sockets;
 mod table;
 
 use std::{

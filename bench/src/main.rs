@@ -141,6 +141,12 @@ struct Consistency {
     /// Backends that a rolling update replaces at a time.
     #[arg(long, value_name = "NUMBER", default_value_t = SCENARIO.roll_batch)]
     roll_batch: u32,
+    /// Minutes after which the number of backends changes to that of --scale-to, or back; 0 for never.
+    #[arg(long, value_name = "MINUTES", default_value_t = SCENARIO.scale_minutes)]
+    scale_minutes: u32,
+    /// The other number of backends. The length of the lookup table follows it.
+    #[arg(long, value_name = "NUMBER", default_value_t = SCENARIO.scale_to)]
+    scale_to: u32,
     /// Minutes for which a backend that was replaced keeps its connections.
     #[arg(long, value_name = "MINUTES", default_value_t = SCENARIO.drain_minutes)]
     drain_minutes: u32,
@@ -162,6 +168,9 @@ struct Consistency {
     /// Percent of the connections whose client goes without a word.
     #[arg(long, value_name = "PERCENT", default_value_t = SCENARIO.vanish_percent)]
     vanish_percent: f64,
+    /// Percent of the connections that have the address and port of a client's connection which ended shortly before.
+    #[arg(long, value_name = "PERCENT", default_value_t = SCENARIO.reuse_percent)]
+    reuse_percent: f64,
     /// Connections that an edge of the policy maglev-lru remembers.
     #[arg(long, value_name = "NUMBER", default_value_t = SCENARIO.lru)]
     lru: u32,
@@ -185,6 +194,8 @@ impl Consistency {
             churn_percent: self.churn_percent,
             roll_minutes: self.roll_minutes,
             roll_batch: self.roll_batch,
+            scale_minutes: self.scale_minutes,
+            scale_to: self.scale_to,
             drain_minutes: self.drain_minutes,
             reshuffle_minutes: self.reshuffle_minutes,
             late_ms: self.late_ms,
@@ -192,6 +203,7 @@ impl Consistency {
             coalesce_seconds: self.coalesce_seconds,
             reboots: self.reboots,
             vanish_percent: self.vanish_percent,
+            reuse_percent: self.reuse_percent,
             lru: self.lru,
             seed: self.seed,
         }

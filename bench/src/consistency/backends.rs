@@ -13,8 +13,55 @@ use crate::stats::SplitMix64;
 /// Backends that a node has when all serve.
 const BACKENDS_OF_NODE: u32 = 10;
 
-/// A lookup table by the product's own population: the owner of each slot. All edges that know a set have the same.
-pub(super) type Table = Rc<[BackendId]>;
+/// A lookup table by the product's own population. All edges that know a set have the same.
+#[derive(Clone, Debug)]
+pub(super) struct Table {
+    log2: u8,
+    owners: Rc<[BackendId]>,
+}
+
+impl Table {
+    /// Makes a table of 2^`log2` slots with these owners.
+    pub(super) fn new(log2: u8, owners: impl Into<Rc<[BackendId]>>) -> Self {
+        Self {
+            log2,
+            owners: owners.into(),
+        }
+    }
+
+    /// Makes a table that nobody has an entry in.
+    pub(super) fn empty() -> Self {
+        Self::new(0, [0])
+    }
+
+    pub(super) const fn log2(&self) -> u8 {
+        self.log2
+    }
+
+    pub(super) fn owners(&self) -> &[BackendId] {
+        &self.owners
+    }
+
+    /// Returns the slot of a connection with this hash.
+    pub(super) const fn slot(&self, hash: u32) -> u32 {
+        maglev::slot(hash, self.log2)
+    }
+
+    /// Returns the owner of the connection's slot.
+    pub(super) fn owner(&self, hash: u32) -> BackendId {
+        self.owners[self.slot(hash) as usize]
+    }
+
+    /// Returns the slots that have another owner than in a former table; all of them where its length was another one.
+    pub(super) fn changed_since(&self, former: &Self) -> Rc<[u32]> {
+        if self.log2 != former.log2 {
+            return (0..1 << self.log2).collect();
+        }
+        let slots = (0..).zip(former.owners.iter().zip(self.owners.iter()));
+        let changed = slots.filter(|(_, (old, new))| old != new);
+        changed.map(|(slot, _)| slot).collect()
+    }
+}
 
 /// A life of a backend: its address, hence its id, is given to another one once it has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,12 +83,11 @@ pub(super) struct Backends {
     /// The place of each node's next address.
     places: Vec<u32>,
     node: usize,
-    log2: u8,
 }
 
 impl Backends {
     pub(super) fn new(scenario: &Scenario) -> Self {
-        let nodes = scenario.backends.div_ceil(BACKENDS_OF_NODE).max(2);
+        let nodes = scenario.most_backends().div_ceil(BACKENDS_OF_NODE).max(2);
         let ids = addresses::backend_ids(nodes) as usize;
         let mut backends = Self {
             random: SplitMix64::new(scenario.seed),
@@ -52,12 +98,8 @@ impl Backends {
             is_alive: vec![false; ids],
             places: vec![0; nodes as usize],
             node: 0,
-            log2: scenario.log2_slots(),
         };
-        for _ in 0..scenario.backends {
-            let id = backends.start();
-            backends.serving.push(id);
-        }
+        backends.resize(scenario.backends as usize);
         backends
     }
 
@@ -114,6 +156,25 @@ impl Backends {
         left
     }
 
+    /// Returns how many serve.
+    pub(super) const fn serving(&self) -> usize {
+        self.serving.len()
+    }
+
+    /// Has so many backends serve; returns those that serve no more, drawn by chance.
+    pub(super) fn resize(&mut self, count: usize) -> Vec<BackendId> {
+        let mut left = Vec::new();
+        while self.serving.len() > count {
+            let place = self.random.below(self.serving.len());
+            left.push(self.serving.swap_remove(place));
+        }
+        while self.serving.len() < count {
+            let id = self.start();
+            self.serving.push(id);
+        }
+        left
+    }
+
     /// Begins a rolling update of all that serve.
     pub(super) fn begin_to_roll(&mut self) {
         self.rolling = self.serving.iter().copied().collect();
@@ -136,21 +197,23 @@ impl Backends {
         std::mem::replace(&mut self.serving[place], new)
     }
 
-    /// Returns the lookup table of those that serve.
+    /// Returns the lookup table of those that serve, of the length that the product gives so many.
     pub(super) fn table(&self) -> Table {
-        let members: Vec<maglev::Member> = self
-            .serving
-            .iter()
-            .copied()
-            .map(addresses::member)
-            .collect();
-        let owners = maglev::table(addresses::HASH_SEED, &members, self.log2);
+        let serving = self.serving.iter().copied();
+        let members: Vec<maglev::Member> = serving.map(addresses::member).collect();
+        let count = u32::try_from(members.len()).unwrap_or(u32::MAX);
+        let log2 = log2_slots(count);
+        let owners = maglev::table(addresses::HASH_SEED, &members, log2);
         let owners = owners.expect("there are members, fewer than slots, of one weight");
-        owners
-            .into_iter()
-            .map(|owner| self.serving[owner as usize])
-            .collect()
+        let owners = owners.into_iter().map(|owner| self.serving[owner as usize]);
+        Table::new(log2, owners.collect::<Rc<[BackendId]>>())
     }
+}
+
+/// Returns the length of the lookup table that the product gives so many backends, as a power of two.
+pub(super) fn log2_slots(backends: u32) -> u8 {
+    let class = maglev::class_for(backends, maglev::SLOTS_PER_BACKEND);
+    class.unwrap_or(maglev::MAX_LOG2_LEN)
 }
 
 #[cfg(test)]
@@ -179,7 +242,26 @@ mod tests {
         assert_eq!((steps, &left), (3, &before));
         assert!(backends.serving.iter().all(|id| !before.contains(id)));
         let table = backends.table();
-        assert!(backends.serving.iter().all(|id| table.contains(id)));
+        assert!(
+            backends
+                .serving
+                .iter()
+                .all(|id| table.owners().contains(id))
+        );
+    }
+
+    #[test]
+    fn table_of_another_length_differs_in_all_slots() {
+        let mut backends = Backends::new(&Scenario {
+            backends: 7,
+            ..Scenario::default()
+        });
+        let before = backends.table();
+        assert_eq!(before.changed_since(&before).len(), 0);
+        assert_eq!(backends.resize(6).len(), 1);
+        let after = backends.table();
+        assert_eq!((before.log2(), after.log2()), (11, 8));
+        assert_eq!(after.changed_since(&before).len(), 256);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The clients: when connections begin, from which ends, and when each sends.
 
-use std::{collections::VecDeque, time::Duration};
+use std::time::Duration;
 
 use super::{
     Scenario,
@@ -19,7 +19,8 @@ pub(super) const HANDSHAKE_NS: u64 = 20_000_000;
 pub(super) struct Flow {
     pub(super) client: Client,
     pub(super) number: u32,
-    pub(super) slot: u32,
+    /// The hash of the tuple, which chooses the slot.
+    pub(super) hash: u32,
     /// The pod that has accepted it; the default until there is one.
     pub(super) pod: Pod,
     /// What the client sends next.
@@ -64,9 +65,9 @@ pub(super) struct Clients {
     vanish: f64,
     begun: u32,
     ends: u32,
-    /// Ends that may be used again.
-    free: VecDeque<Client>,
-    shift: u32,
+    reuse: f64,
+    /// Ends that may be used again, the last one first.
+    free: Vec<Client>,
 }
 
 impl Clients {
@@ -79,8 +80,8 @@ impl Clients {
             vanish: scenario.vanish_percent / 100.0,
             begun: 0,
             ends: 0,
-            free: VecDeque::new(),
-            shift: 32 - u32::from(scenario.log2_slots()),
+            reuse: scenario.reuse_percent / 100.0,
+            free: Vec::new(),
         }
     }
 
@@ -95,7 +96,9 @@ impl Clients {
 
     /// Begins a connection; returns the time after which its end at the client is used again, too.
     pub(super) fn begin(&mut self) -> (Flow, u64) {
-        let client = self.free.pop_front().unwrap_or_else(|| {
+        let is_reused = self.random.open_unit() < self.reuse;
+        let reused = if is_reused { self.free.pop() } else { None };
+        let client = reused.unwrap_or_else(|| {
             self.ends += 1;
             Client(self.ends)
         });
@@ -112,8 +115,7 @@ impl Clients {
         let flow = Flow {
             client,
             number,
-            // As the product: the top bits of the hash.
-            slot: u32::try_from(u64::from(client.hash()) >> self.shift).unwrap_or_default(),
+            hash: client.hash(),
             pod: Pod::default(),
             kind: Kind::Syn,
             resent: 0,
@@ -127,7 +129,7 @@ impl Clients {
 
     /// Lets an end be used again.
     pub(super) fn free(&mut self, client: Client) {
-        self.free.push_back(client);
+        self.free.push(client);
     }
 }
 
@@ -167,7 +169,10 @@ mod tests {
 
     #[test]
     fn end_is_used_again_once_it_is_free() {
-        let mut clients = Clients::new(&Scenario::default());
+        let mut clients = Clients::new(&Scenario {
+            reuse_percent: 100.0,
+            ..Scenario::default()
+        });
         let (first, _) = clients.begin();
         clients.free(first.client);
         assert_eq!(clients.begin().0.client, first.client);

@@ -105,8 +105,8 @@ pub(super) enum Kind {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Segment<'a> {
     pub(super) client: Client,
-    /// The slot of its connection.
-    pub(super) slot: u32,
+    /// The hash of its connection, which chooses the slot.
+    pub(super) hash: u32,
     pub(super) kind: Kind,
     /// The connection's number, of which the sequence numbers are made.
     pub(super) number: u32,
@@ -144,8 +144,8 @@ pub(super) trait Edges {
     fn set_time(&mut self, now: u64);
     /// Has a backend begin or end on its node.
     fn set_alive(&mut self, backend: BackendId, is_alive: bool);
-    /// Has an edge learn of a new table, which differs in these slots from the one that it has; `None` if the edge
-    /// begins with it, without a memory of anything.
+    /// Has an edge learn of a new table, of which these slots have another owner than in the one that it has, or are all
+    /// of another length; `None` if the edge begins with it, without a memory of anything.
     fn learn(&mut self, edge: usize, table: &Table, changed: Option<&[u32]>);
     /// Sends a segment by an edge.
     fn send(&mut self, edge: usize, segment: &Segment<'_>) -> Fate;

@@ -72,8 +72,8 @@ impl Row {
     pub(super) fn note_defect(&mut self, second: u32, edge: usize, flow: &Flow, fate: Fate) {
         if self.defects.len() < MOST_DESCRIBED {
             self.defects.push(format!(
-                "{}, seed {}: connection {} in slot {} at backend {}, at edge {edge} in second {second}: {:?} was {fate:?}",
-                self.policy, self.scenario.seed, flow.number, flow.slot, flow.pod.id, flow.kind,
+                "{}, seed {}: connection {} of hash {:#010x} at backend {}, at edge {edge} in second {second}: {:?} was {fate:?}",
+                self.policy, self.scenario.seed, flow.number, flow.hash, flow.pod.id, flow.kind,
             ));
         }
     }

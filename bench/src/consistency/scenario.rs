@@ -2,7 +2,6 @@
 
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
-use xdp_prog::maglev;
 
 /// The backends of one Service, the edges in front of them, and their clients.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,8 +19,12 @@ pub struct Scenario {
     pub churn_percent: f64,
     /// Minutes between two rolling updates, each of which replaces all backends; 0 for none.
     pub roll_minutes: u32,
-    /// Backends that a rolling update replaces at a time, every [`ROLL_STEP_SECONDS`].
+    /// Backends that a rolling update replaces at a time, every five seconds.
     pub roll_batch: u32,
+    /// Minutes after which the number of backends changes to [`Self::scale_to`], or back; 0 for never.
+    pub scale_minutes: u32,
+    /// The other number of backends. The length of the lookup table follows.
+    pub scale_to: u32,
     /// Minutes for which a backend that was replaced keeps its connections; then it ends.
     pub drain_minutes: u32,
     /// Minutes after which routers spread all connections over the edges anew; 0 for never.
@@ -36,6 +39,8 @@ pub struct Scenario {
     pub reboots: u32,
     /// Percent of the connections whose client goes without a word. The backend's socket stays.
     pub vanish_percent: f64,
+    /// Percent of the connections that have the client's address and port of one before, which ended shortly before.
+    pub reuse_percent: f64,
     /// Most entries of the LRU table of an edge, for the policy that has one.
     pub lru: u32,
     /// Whatever is drawn follows from it.
@@ -61,6 +66,8 @@ impl Scenario {
         churn_percent: 1.0,
         roll_minutes: 10,
         roll_batch: 10,
+        scale_minutes: 0,
+        scale_to: 20,
         drain_minutes: 15,
         reshuffle_minutes: 5,
         late_ms: 1000,
@@ -68,6 +75,7 @@ impl Scenario {
         coalesce_seconds: 30,
         reboots: 0,
         vanish_percent: 1.0,
+        reuse_percent: 10.0,
         lru: 100,
         seed: 1,
     };
@@ -91,6 +99,8 @@ impl Scenario {
         within("--minutes", self.minutes, 1, 7 * 24 * 60)?;
         within("--roll-minutes", self.roll_minutes, 0, 24 * 60)?;
         within("--roll-batch", self.roll_batch, 1, self.backends)?;
+        within("--scale-minutes", self.scale_minutes, 0, 24 * 60)?;
+        within("--scale-to", self.scale_to, 2, 1000)?;
         within("--drain-minutes", self.drain_minutes, 1, 24 * 60)?;
         within("--reshuffle-minutes", self.reshuffle_minutes, 0, 24 * 60)?;
         within("--late-ms", self.late_ms, 0, 60_000)?;
@@ -101,27 +111,30 @@ impl Scenario {
         for (name, percent) in [
             ("--churn-percent", self.churn_percent),
             ("--vanish-percent", self.vanish_percent),
+            ("--reuse-percent", self.reuse_percent),
         ] {
             ensure!(
                 (0.0..=100.0).contains(&percent),
                 "{name} is {percent}: it must be from 0 to 100"
             );
         }
-        let steps = self.backends.div_ceil(self.roll_batch);
+        let steps = self.most_backends().div_ceil(self.roll_batch);
         ensure!(
             self.roll_minutes == 0 || steps * ROLL_STEP_SECONDS <= self.roll_minutes * 60,
             "a rolling update of {} backends in steps of {} takes longer than --roll-minutes {}",
-            self.backends,
+            self.most_backends(),
             self.roll_batch,
             self.roll_minutes,
         );
         Ok(())
     }
 
-    /// Returns the length of the lookup table that the product gives so many backends, as a power of two.
-    pub(super) fn log2_slots(&self) -> u8 {
-        let class = maglev::class_for(self.backends, maglev::SLOTS_PER_BACKEND);
-        class.unwrap_or(maglev::MAX_LOG2_LEN)
+    /// Returns the most backends that serve at a time.
+    pub(super) fn most_backends(&self) -> u32 {
+        match self.scale_minutes {
+            0 => self.backends,
+            _ => self.backends.max(self.scale_to),
+        }
     }
 }
 

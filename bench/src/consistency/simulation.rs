@@ -1,21 +1,19 @@
 //! The events of a run, in the order of their times.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap, HashMap},
-    rc::Rc,
-};
+use std::{collections::BTreeMap, rc::Rc};
 
 use super::{
     Policy, Scenario,
     addresses::{BackendId, Client},
-    backends::{Backends, Pod, Table},
+    agenda::{Agenda, Event},
+    backends::{self, Backends, Pod, Table},
     broken::{self, Broken, Why},
     clients::{Clients, Flow},
     owners::{Known, Learned, Owners, Version},
     policy::{Edges, Fate, Kind, Segment},
     report::Row,
     scenario::ROLL_STEP_SECONDS,
+    sockets::HalfOpen,
 };
 use crate::stats::SplitMix64;
 
@@ -27,27 +25,8 @@ const BEGIN: u64 = 1000 * SECOND;
 /// How often a client sends a segment again before it gives up, as Linux does a SYN (`tcp_syn_retries`).
 const MOST_RESENT: u32 = 6;
 
-/// What happens next. Of one time, in the order in which it was planned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
-    /// A minute has passed: backends are replaced.
-    Minute,
-    /// An hour has passed: what is held is looked at.
-    Hour,
-    BeginToRoll,
-    Roll,
-    /// A backend that drains ends.
-    End(BackendId),
-    Learn(usize, Version),
-    Reshuffle,
-    Reboot(usize),
-    BeginFlow,
-    Send(usize),
-    Free(Client),
-}
-
 /// An edge, as the run knows it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Knowledge {
     version: Version,
     table: Table,
@@ -65,11 +44,11 @@ struct Simulation<'a> {
     scenario: &'a Scenario,
     policy: Policy,
     now: u64,
-    planned: u64,
-    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    agenda: Agenda,
     random: SplitMix64,
     backends: Backends,
     churn_owed: f64,
+    is_scaled: bool,
     version: Version,
     newest: Table,
     pending: BTreeMap<Version, Pending>,
@@ -81,8 +60,7 @@ struct Simulation<'a> {
     clients: Clients,
     flows: Vec<Option<Flow>>,
     free: Vec<usize>,
-    /// Sockets whose client has gone.
-    half_open: HashMap<Client, Vec<Pod>>,
+    half_open: HalfOpen,
     edges: Box<dyn Edges>,
     row: Row,
 }
@@ -91,10 +69,7 @@ struct Simulation<'a> {
 pub(super) fn simulate(scenario: &Scenario, policy: Policy) -> Row {
     let mut simulation = Simulation::new(scenario, policy);
     let end = BEGIN + u64::from(scenario.minutes) * MINUTE;
-    while let Some(Reverse((time, _, event))) = simulation.events.pop() {
-        if time >= end {
-            break;
-        }
+    while let Some((time, event)) = simulation.agenda.next_before(end) {
         simulation.now = time;
         simulation.edges.set_time(time);
         simulation.happen(event);
@@ -110,21 +85,21 @@ impl<'a> Simulation<'a> {
             scenario,
             policy,
             now: BEGIN,
-            planned: 0,
-            events: BinaryHeap::new(),
+            agenda: Agenda::default(),
             random: SplitMix64::new(scenario.seed ^ 0x6564_6765),
             churn_owed: 0.0,
+            is_scaled: false,
             version: 0,
-            newest: Table::clone(&table),
+            newest: table.clone(),
             pending: BTreeMap::new(),
             difference: ([0; 2], Rc::from([])),
-            owners: Owners::new(&table),
+            owners: Owners::new(backends::log2_slots(scenario.most_backends()), &table),
             known: Vec::new(),
             spread: 0,
             clients: Clients::new(scenario),
             flows: Vec::new(),
             free: Vec::new(),
-            half_open: HashMap::new(),
+            half_open: HalfOpen::default(),
             edges: policy.edges(scenario, backends.ids()),
             row: Row::new(scenario, policy),
             backends,
@@ -132,7 +107,11 @@ impl<'a> Simulation<'a> {
         simulation.edges.set_time(BEGIN);
         simulation.tell_of_started();
         for edge in 0..scenario.edges as usize {
-            simulation.known.push(Knowledge::default());
+            simulation.known.push(Knowledge {
+                version: 0,
+                table: Table::empty(),
+                learned: Learned::default(),
+            });
             simulation.begin_edge(edge);
         }
         let minutes = u64::from(scenario.minutes) * MINUTE;
@@ -143,6 +122,9 @@ impl<'a> Simulation<'a> {
                 u64::from(scenario.roll_minutes) * MINUTE,
                 Event::BeginToRoll,
             );
+        }
+        if scenario.scale_minutes > 0 {
+            simulation.plan(u64::from(scenario.scale_minutes) * MINUTE, Event::Scale);
         }
         if scenario.reshuffle_minutes > 0 {
             simulation.plan(
@@ -161,9 +143,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn plan(&mut self, after: u64, event: Event) {
-        self.planned += 1;
-        let entry = (self.now + after, self.planned, event);
-        self.events.push(Reverse(entry));
+        self.agenda.plan(self.now + after, event);
     }
 
     fn happen(&mut self, event: Event) {
@@ -175,6 +155,13 @@ impl<'a> Simulation<'a> {
             Event::Hour => {
                 self.look();
                 self.plan(60 * MINUTE, Event::Hour);
+            }
+            Event::Scale => {
+                self.scale();
+                self.plan(
+                    u64::from(self.scenario.scale_minutes) * MINUTE,
+                    Event::Scale,
+                );
             }
             Event::BeginToRoll => {
                 self.backends.begin_to_roll();
@@ -211,7 +198,8 @@ impl<'a> Simulation<'a> {
     }
 
     fn churn(&mut self) {
-        self.churn_owed += self.scenario.churn_percent / 100.0 * f64::from(self.scenario.backends);
+        let serving = u32::try_from(self.backends.serving()).unwrap_or_default();
+        self.churn_owed += self.scenario.churn_percent / 100.0 * f64::from(serving);
         let mut count = 0;
         while self.churn_owed >= 1.0 {
             self.churn_owed -= 1.0;
@@ -221,6 +209,17 @@ impl<'a> Simulation<'a> {
         if !left.is_empty() {
             self.change(&left);
         }
+    }
+
+    /// Has the other number of backends serve.
+    fn scale(&mut self) {
+        let Scenario {
+            backends, scale_to, ..
+        } = *self.scenario;
+        self.is_scaled = !self.is_scaled;
+        let count = if self.is_scaled { scale_to } else { backends };
+        let left = self.backends.resize(count as usize);
+        self.change(&left);
     }
 
     /// Makes the set without these backends known to the edges, each in its own time.
@@ -236,7 +235,7 @@ impl<'a> Simulation<'a> {
         self.newest = self.backends.table();
         self.owners.change(self.version, &self.newest);
         let pending = Pending {
-            table: Table::clone(&self.newest),
+            table: self.newest.clone(),
             edges: self.scenario.edges,
         };
         self.pending.insert(self.version, pending);
@@ -267,14 +266,14 @@ impl<'a> Simulation<'a> {
         let Some(pending) = self.pending.get_mut(&version) else {
             return;
         };
-        let table = Table::clone(&pending.table);
+        let table = pending.table.clone();
         pending.edges -= 1;
         if pending.edges == 0 {
             self.pending.remove(&version);
         }
         // One that coalesces asks for what there is now.
         let (version, table) = if edge < self.scenario.coalescing as usize {
-            (self.version, Table::clone(&self.newest))
+            (self.version, self.newest.clone())
         } else {
             (version, table)
         };
@@ -284,22 +283,21 @@ impl<'a> Simulation<'a> {
         }
         let versions = [known.version, version];
         if self.difference.0 != versions {
-            let slots = (0..).zip(known.table.iter().zip(table.iter()));
-            let changed = slots.filter(|(_, (old, new))| old != new);
-            self.difference = (versions, changed.map(|(slot, _)| slot).collect());
+            self.difference = (versions, table.changed_since(&known.table));
         }
         self.edges.learn(edge, &table, Some(&self.difference.1));
+        known.learned.learn(version, &table, second(self.now));
         (known.version, known.table) = (version, table);
-        known.learned.learn(version, second(self.now));
     }
 
     /// Has an edge begin with the newest set and no past.
     fn begin_edge(&mut self, edge: usize) {
         self.edges.learn(edge, &self.newest, None);
         let known = &mut self.known[edge];
-        (known.version, known.table) = (self.version, Table::clone(&self.newest));
+        (known.version, known.table) = (self.version, self.newest.clone());
         known.learned.forget();
-        known.learned.learn(self.version, second(self.now));
+        let second = second(self.now);
+        known.learned.learn(self.version, &self.newest, second);
     }
 
     fn begin_flow(&mut self) {
@@ -338,7 +336,7 @@ impl<'a> Simulation<'a> {
         let sockets = self.sockets(&flow);
         let segment = Segment {
             client: flow.client,
-            slot: flow.slot,
+            hash: flow.hash,
             kind: flow.kind,
             number: flow.number,
             sockets: &sockets,
@@ -348,7 +346,7 @@ impl<'a> Simulation<'a> {
         let after = match fate {
             Fate::Delivered(id) if flow.kind == Kind::Syn => {
                 flow.pod = self.backends.pod(id);
-                self.forget_half_open(flow.client, flow.pod);
+                self.half_open.remove(flow.client, flow.pod);
                 self.advance(&mut flow)
             }
             Fate::Delivered(id) if id == flow.pod.id => self.advance(&mut flow),
@@ -377,7 +375,7 @@ impl<'a> Simulation<'a> {
         if after.is_none() {
             self.row.ended += 1;
             if flow.vanishes {
-                self.note_half_open(flow);
+                self.half_open.add(flow.client, flow.pod, &self.backends);
             }
         }
         after
@@ -385,41 +383,25 @@ impl<'a> Simulation<'a> {
 
     /// Returns the backends that have a socket for the client's end.
     fn sockets(&self, flow: &Flow) -> Vec<BackendId> {
-        let half_open = self.half_open.get(&flow.client).into_iter().flatten();
-        let live = half_open.filter(|pod| self.backends.is_alive(**pod));
+        let half_open = self.half_open.of(flow.client, &self.backends);
         let own = [flow.pod].into_iter().filter(|pod| pod.id != 0);
-        live.copied().chain(own).map(|pod| pod.id).collect()
-    }
-
-    fn note_half_open(&mut self, flow: &Flow) {
-        let pods = self.half_open.entry(flow.client).or_default();
-        pods.retain(|pod| self.backends.is_alive(*pod));
-        pods.push(flow.pod);
-    }
-
-    fn forget_half_open(&mut self, client: Client, pod: Pod) {
-        if let Some(pods) = self.half_open.get_mut(&client) {
-            pods.retain(|other| *other != pod);
-        }
+        half_open.chain(own).map(|pod| pod.id).collect()
     }
 
     fn note_broken(&mut self, edge: usize, flow: &Flow, fate: Fate) {
         self.row.broken += 1;
         if let Some(longest) = self.policy.longest_list() {
-            let half_open = self.half_open.get(&flow.client);
-            let is_half_open = |id| {
-                let pod = self.backends.pod(id);
-                half_open.is_some_and(|pods| pods.contains(&pod)) && self.backends.is_alive(pod)
-            };
+            let mut half_open = self.half_open.of(flow.client, &self.backends);
+            let is_half_open = half_open.any(|pod| fate == Fate::Delivered(pod.id));
             let learned = &self.known[edge].learned;
             let known = match flow.pod.id {
                 // A connection that begins goes to the owner of this moment.
                 0 => Known::Owns,
-                id => self.owners.known(learned, flow.slot, id),
+                id => self.owners.known(learned, flow.hash, id),
             };
             let why = broken::why(&Broken {
                 fate,
-                is_half_open: matches!(fate, Fate::Delivered(id) if is_half_open(id)),
+                is_half_open,
                 known,
                 longest,
                 second: second(self.now),
@@ -431,7 +413,7 @@ impl<'a> Simulation<'a> {
         }
         // The client has gone, and the socket does not know.
         if flow.pod.id != 0 {
-            self.note_half_open(flow);
+            self.half_open.add(flow.client, flow.pod, &self.backends);
         }
     }
 

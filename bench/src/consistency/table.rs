@@ -54,6 +54,8 @@ fn command(scenario: &Scenario) -> String {
         ("minutes", scenario.minutes, base.minutes),
         ("roll-minutes", scenario.roll_minutes, base.roll_minutes),
         ("roll-batch", scenario.roll_batch, base.roll_batch),
+        ("scale-minutes", scenario.scale_minutes, base.scale_minutes),
+        ("scale-to", scenario.scale_to, base.scale_to),
         ("drain-minutes", scenario.drain_minutes, base.drain_minutes),
         (
             "reshuffle-minutes",
@@ -81,6 +83,7 @@ fn command(scenario: &Scenario) -> String {
             scenario.vanish_percent,
             base.vanish_percent,
         ),
+        ("reuse-percent", scenario.reuse_percent, base.reuse_percent),
     ] {
         if value.to_bits() != default.to_bits() {
             words += &format!(" --{option} {value}");

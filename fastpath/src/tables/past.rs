@@ -16,7 +16,7 @@ use xdp_prog::abi::{
     BACKEND_POD, MAX_PAST_OWNERS, PAST_OWNER_SECONDS, Past, PastOwner, PastPair, Slot, map,
 };
 
-pub use self::list::{live_past_owners, past_owners};
+pub use self::list::{former_slots, live_past_owners, past_owners};
 use super::{
     Arena, BackendKey, ForwardMode, Protocol, Run, ServiceKey, ServiceSpec, TableError, Tables,
     Usage,
@@ -277,9 +277,9 @@ impl Tables {
         owner: u32,
         second: u32,
     ) -> Vec<PastOwner> {
-        let first = former.base + scale(place, run.log2, former.log2);
-        let after = former.base + scale(place + 1, run.log2, former.log2);
-        let former = (first..after.max(first + 1)).map(|index| {
+        let places = former_slots(place, run.log2, former.log2);
+        let former = places.map(|place| {
+            let index = former.base + place;
             let slot = self.lut.get(index).unwrap_or_default();
             let past = self.pasts.list(index).filter(|_| slot.has_past());
             (slot.owner(), past.map_or(&[][..], |list| &list[..]))
@@ -382,15 +382,6 @@ impl Tables {
         }
         self.pasts.keep(list, run);
         true
-    }
-}
-
-/// Returns the place in a run of 2^`to` slots that a place in one of 2^`from` has.
-const fn scale(place: u32, from: u8, to: u8) -> u32 {
-    if from >= to {
-        place >> (from - to)
-    } else {
-        place << (to - from)
     }
 }
 

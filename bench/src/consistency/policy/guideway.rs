@@ -9,11 +9,12 @@
 //! The lists are made by the agent's own functions ([`fastpath::tables::past_owners`]). What is simulated is the memory
 //! that both work on.
 
+mod edge;
 mod frames;
 mod unused;
 mod world;
 
-use fastpath::tables::{live_past_owners, past_owners};
+use fastpath::tables::live_past_owners;
 use xdp_prog::{
     abi::PastOwner,
     egress::{self, host::HostSkb},
@@ -23,6 +24,7 @@ use xdp_prog::{
 };
 
 use self::{
+    edge::Edge,
     frames::{Answer, answer, outer_destination, request},
     world::{At, Network},
 };
@@ -140,16 +142,7 @@ impl Edges for Guideway {
         let edge = &mut self.network.edges[edge];
         match changed {
             None => edge.begin_anew(table),
-            Some(changed) => {
-                for slot in changed {
-                    let owner = table[*slot as usize];
-                    let former = [(edge.owner(*slot), edge.list(*slot))];
-                    // All backends are pods.
-                    let list = past_owners(former, owner, second, longest, |id| id != 0);
-                    edge.set_list(*slot, &list);
-                }
-                edge.table = Table::clone(table);
-            }
+            Some(changed) => edge.change(table, changed, second, longest),
         }
     }
 
@@ -181,12 +174,8 @@ impl Edges for Guideway {
         Cost {
             look_ups: edges.clone().map(|edge| edge.look_ups.get()).sum(),
             returns: self.returns,
-            entries: edges
-                .clone()
-                .map(world::Edge::pins)
-                .max()
-                .unwrap_or_default(),
-            history: edges.map(world::Edge::history).max().unwrap_or_default(),
+            entries: edges.clone().map(Edge::pins).max().unwrap_or_default(),
+            history: edges.map(Edge::history).max().unwrap_or_default(),
         }
     }
 }

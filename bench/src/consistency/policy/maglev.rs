@@ -17,7 +17,7 @@ impl Maglev {
     pub(super) fn new(edges: usize, remembered: Option<usize>) -> Self {
         let known = |capacity| (0..edges).map(|_| Lru::new(capacity)).collect();
         Self {
-            tables: vec![Table::from([]); edges],
+            tables: vec![Table::empty(); edges],
             known: remembered.map(known),
             look_ups: 0,
         }
@@ -30,7 +30,7 @@ impl Edges for Maglev {
     fn set_alive(&mut self, _: BackendId, _: bool) {}
 
     fn learn(&mut self, edge: usize, table: &Table, changed: Option<&[u32]>) {
-        self.tables[edge] = Table::clone(table);
+        self.tables[edge] = table.clone();
         if changed.is_none()
             && let Some(known) = &mut self.known
         {
@@ -39,7 +39,7 @@ impl Edges for Maglev {
     }
 
     fn send(&mut self, edge: usize, segment: &Segment<'_>) -> Fate {
-        let owner = self.tables[edge][segment.slot as usize];
+        let owner = self.tables[edge].owner(segment.hash);
         let Some(known) = &mut self.known else {
             return Fate::Delivered(owner);
         };

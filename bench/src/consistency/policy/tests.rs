@@ -8,7 +8,6 @@ struct Service {
     now: u64,
     /// Of each client, the owner of its slot in each table so far.
     owners: Vec<Vec<BackendId>>,
-    slots: Vec<u32>,
 }
 
 const CLIENTS: u32 = 2000;
@@ -16,18 +15,12 @@ const CLIENTS: u32 = 2000;
 impl Service {
     fn new(policy: Policy, scenario: &Scenario, backends: &mut Backends) -> Self {
         let table = backends.table();
-        let shift = 32 - u32::from(scenario.log2_slots());
-        let clients = (0..CLIENTS).map(Client);
-        let slots: Vec<u32> = clients.map(|client| client.hash() >> shift).collect();
+        let owner = |client| vec![table.owner(Client(client).hash())];
         let mut service = Self {
             edges: policy.edges(scenario, backends.ids()),
-            owners: slots
-                .iter()
-                .map(|slot| vec![table[*slot as usize]])
-                .collect(),
+            owners: (0..CLIENTS).map(owner).collect(),
             now: 1_000_000_000_000,
             table,
-            slots,
         };
         for id in backends.take_started() {
             service.edges.set_alive(id, true);
@@ -50,7 +43,7 @@ impl Service {
         let sockets = [self.owners[number as usize][0]];
         let segment = Segment {
             client: Client(number),
-            slot: self.slots[number as usize],
+            hash: Client(number).hash(),
             kind,
             number,
             sockets: &sockets,
@@ -66,14 +59,12 @@ impl Service {
             self.edges.set_alive(id, true);
         }
         let table = backends.table();
-        let slots = (0..).zip(self.table.iter().zip(table.iter()));
-        let changed = slots.filter(|(_, (old, new))| old != new);
-        let changed: Vec<u32> = changed.map(|(slot, _)| slot).collect();
+        let changed = table.changed_since(&self.table);
         for edge in 0..2 {
             self.edges.learn(edge, &table, Some(&changed));
         }
-        for (owners, slot) in self.owners.iter_mut().zip(&self.slots) {
-            owners.push(table[*slot as usize]);
+        for (client, owners) in (0..).map(Client).zip(&mut self.owners) {
+            owners.push(table.owner(client.hash()));
         }
         self.table = table;
     }

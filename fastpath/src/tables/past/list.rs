@@ -1,6 +1,6 @@
 //! What is in a list of past owners; changes nothing.
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, ops::Range};
 
 use xdp_prog::abi::{PAST_OWNER_SECONDS, PastOwner};
 
@@ -32,6 +32,21 @@ pub fn past_owners<'l>(
         }
     }
     list
+}
+
+/// Returns the slots of a former table of 2^`former` slots whose flows a slot of a table of 2^`log2` slots takes over: the
+/// same part of the table.
+#[must_use]
+pub fn former_slots(slot: u32, log2: u8, former: u8) -> Range<u32> {
+    let scale = |slot: u32| {
+        if log2 >= former {
+            slot >> (log2 - former)
+        } else {
+            slot << (former - log2)
+        }
+    };
+    let first = scale(slot);
+    first..scale(slot + 1).max(first + 1)
 }
 
 /// Returns the past owners of a list that are tried in this second: they ceased to own within the last day.
@@ -72,6 +87,14 @@ mod tests {
         let (one, other) = (owners(&[(5, 40), (6, 10)]), owners(&[(6, 45)]));
         let list = past_owners([(2, &one[..]), (2, &other[..])], 9, 50, 14, |_| true);
         assert_eq!(list, owners(&[(2, 50), (6, 45), (5, 40)]));
+    }
+
+    #[test]
+    fn slot_takes_over_the_same_part_of_a_table_of_another_length() {
+        assert_eq!(former_slots(5, 4, 4), 5..6);
+        assert_eq!(former_slots(5, 4, 6), 20..24);
+        assert_eq!((former_slots(4, 4, 1), former_slots(8, 4, 1)), (0..1, 1..2));
+        assert_eq!(former_slots(15, 4, 0), 0..1);
     }
 
     #[test]

@@ -5,16 +5,14 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::{HashMap, HashSet, hash_map::Entry},
-    ops::Range,
+    collections::{HashMap, hash_map::Entry},
 };
 
 use xdp_prog::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, Backend, CONFIG_NODE, Config, EdgeMac,
-        FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_RESET, IndexEntry, LocalFlow, MAX_PAST_OWNERS,
-        MODE_IPIP, NextHop, Past, PastOwner, Pin, Pod, PodFlow, PodKey, Probe, SERVICE_PODS,
-        Service, ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, Tuple, age,
+        FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_RESET, IndexEntry, LocalFlow, NextHop, Past, PastOwner,
+        Pin, Pod, PodFlow, PodKey, Probe, Service, ServiceKeyV4, ServiceKeyV6, Slot, Tuple, age,
     },
     egress::Memory,
     flow_state::{IDLE_TCP_NS, IDLE_TRANSITORY_NS},
@@ -25,18 +23,17 @@ use xdp_prog::{
     },
 };
 
+use super::edge::{Edge, PLACES, service};
 use crate::consistency::{
     Scenario,
     addresses::{self, BackendId, HASH_SEED, POD_PORT, PORT, VIP, edge_of, node_of},
-    backends::Table,
+    backends::{Table, log2_slots},
 };
 
 /// Id of the only service.
 const SERVICE: u32 = 1;
 /// Id of the next hop to all nodes.
 const NEXT_HOP: u32 = 1;
-/// Places in `HISTORY` for each slot's list.
-const PLACES: u32 = MAX_PAST_OWNERS + 2;
 
 /// The machine that has the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +63,7 @@ pub(super) struct Network {
     relayed: Cell<[u64; 4]>,
     flows: RefCell<[HashMap<Tuple, PodFlow>; 2]>,
     keeps_pins: bool,
+    /// The service as nodes have it.
     service: Service,
     node: Config,
     hop: NextHop,
@@ -73,86 +71,9 @@ pub(super) struct Network {
     at_nodes: Vec<Backend>,
 }
 
-/// The tables of an edge.
-#[derive(Debug)]
-pub(super) struct Edge {
-    pub(super) table: Table,
-    pub(super) look_ups: Cell<u64>,
-    config: Config,
-    history: Vec<PastOwner>,
-    lengths: Vec<u8>,
-    is_pinned: Vec<Cell<bool>>,
-    pins: RefCell<[HashMap<Tuple, Pin>; 2]>,
-    returns_full_at: Cell<u64>,
-}
-
-impl Edge {
-    fn new(number: u32, slots: usize) -> Self {
-        let [a, b, c, d] = addresses::edge_address(number);
-        Self {
-            table: Table::from([]),
-            look_ups: Cell::new(0),
-            config: Config {
-                hash_seed: HASH_SEED,
-                source_v4: [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-                ..Config::default()
-            },
-            history: vec![PastOwner::default(); slots * PLACES as usize],
-            lengths: vec![0; slots],
-            is_pinned: vec![Cell::new(false); slots],
-            pins: RefCell::default(),
-            returns_full_at: Cell::new(0),
-        }
-    }
-
-    /// Has the edge begin with a table, without a past.
-    pub(super) fn begin_anew(&mut self, table: &Table) {
-        self.table = Table::clone(table);
-        self.lengths.fill(0);
-        self.is_pinned.fill(Cell::new(false));
-        self.pins = RefCell::default();
-    }
-
-    pub(super) fn slots(&self) -> Range<u32> {
-        0..u32::try_from(self.lengths.len()).unwrap_or_default()
-    }
-
-    pub(super) fn owner(&self, slot: u32) -> BackendId {
-        self.table.get(slot as usize).copied().unwrap_or_default()
-    }
-
-    pub(super) fn list(&self, slot: u32) -> &[PastOwner] {
-        let length = self.lengths[slot as usize];
-        &self.history[(slot * PLACES) as usize..][..length.into()]
-    }
-
-    pub(super) fn set_list(&mut self, slot: u32, list: &[PastOwner]) {
-        self.history[(slot * PLACES) as usize..][..list.len()].copy_from_slice(list);
-        // Lists have at most `MAX_PAST_OWNERS` entries.
-        self.lengths[slot as usize] = u8::try_from(list.len()).unwrap_or_default();
-    }
-
-    /// Returns how many entries its lists have, equal ones counted once.
-    pub(super) fn history(&self) -> usize {
-        let lists: HashSet<&[PastOwner]> = self.slots().map(|slot| self.list(slot)).collect();
-        lists.iter().map(|list| list.len()).sum()
-    }
-
-    /// Returns how many pins it has.
-    pub(super) fn pins(&self) -> usize {
-        self.pins.borrow().iter().map(HashMap::len).sum()
-    }
-
-    fn note_look_up(&self) {
-        self.look_ups.set(self.look_ups.get() + 1);
-    }
-}
-
 impl Network {
     pub(super) fn new(scenario: &Scenario, ids: usize, keeps_pins: bool) -> Self {
-        let log2 = scenario.log2_slots();
-        let base = 1 << log2;
-        let key = ServiceKeyV4::new(VIP, PORT, protocol::TCP);
+        let slots = 1 << log2_slots(scenario.most_backends());
         let backends = |is_own| {
             let ids = 0..u32::try_from(ids).unwrap_or_default();
             ids.map(|id| addresses::backend(id, is_own)).collect()
@@ -160,7 +81,7 @@ impl Network {
         Self {
             now: Cell::new(0),
             edges: (0..scenario.edges)
-                .map(|edge| Edge::new(edge, base as usize))
+                .map(|edge| Edge::new(edge, slots))
                 .collect(),
             is_alive: vec![false; ids],
             at: Cell::new(At::Edge(0)),
@@ -169,15 +90,7 @@ impl Network {
             relayed: Cell::default(),
             flows: RefCell::default(),
             keeps_pins,
-            service: Service {
-                word: ServiceWord::new(base, log2, key.check()),
-                mode: MODE_IPIP,
-                flags: SERVICE_PODS,
-                address: AddressKey::v4(VIP),
-                port: PORT,
-                protocol: protocol::TCP,
-                ..Service::default()
-            },
+            service: service(&Table::empty()),
             node: Config {
                 hash_seed: HASH_SEED,
                 flags: CONFIG_NODE,
@@ -230,13 +143,14 @@ impl Network {
         }
     }
 
-    /// Returns the slot with this index in `LUT`.
-    fn place(&self, index: u32) -> u32 {
-        index.wrapping_sub(self.service.word.base())
+    /// Returns the service as this machine has it.
+    fn own_service(&self) -> &Service {
+        self.edge().map_or(&self.service, |edge| &edge.service)
     }
 
-    fn entry(&self) -> IndexEntry {
-        IndexEntry::new(SERVICE, &self.service)
+    /// Returns the slot with this index in `LUT`.
+    fn place(&self, index: u32) -> u32 {
+        index.wrapping_sub(self.own_service().word.base())
     }
 }
 
@@ -288,7 +202,7 @@ impl Tables for Network {
 
     fn service_v4(&self, key: &ServiceKeyV4) -> Option<IndexEntry> {
         let own = ServiceKeyV4::new(VIP, PORT, protocol::TCP);
-        (*key == own).then(|| self.entry())
+        (*key == own).then(|| IndexEntry::new(SERVICE, self.own_service()))
     }
 
     fn service_v6(&self, _: &ServiceKeyV6) -> Option<IndexEntry> {
@@ -296,7 +210,7 @@ impl Tables for Network {
     }
 
     fn service(&self, id: u32) -> Option<Service> {
-        (id == SERVICE).then_some(self.service)
+        (id == SERVICE).then_some(*self.own_service())
     }
 
     fn slot(&self, index: u32) -> Option<Slot> {

@@ -163,6 +163,7 @@ bench:
 	cargo run --release --locked --package bench --bin guideway-bench -- datapath
 	cargo build --release --locked --package control --bin guideway
 	cargo run --release --locked --package bench --bin guideway-bench -- control
+	cargo run --release --locked --package bench --bin guideway-bench -- consistency
 
 # All systems side by side on this machine: a page in target/report, and the table of bench/README.md.
 report: RESULT = $${CARGO_TARGET_DIR:-target}/report

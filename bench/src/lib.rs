@@ -1,11 +1,12 @@
 //! The bench: scenarios that measure Guideway, their statistics and reports.
 //!
 //! [`datapath`] measures the cost of the XDP program per packet, [`control`] the cost of following a large
-//! cluster. [`run`] measures what a user's [`scenario`] asks for, into a [`result`] that [`report`] and [`mod@compare`]
+//! cluster. [`consistency`] simulates which connections outlive changes. [`run`] measures what a user's [`scenario`] asks for, into a [`result`] that [`report`] and [`mod@compare`]
 //! read. All build their own networks with the crate `lab` and remove them.
 
 pub mod bars;
 pub mod compare;
+pub mod consistency;
 pub mod control;
 pub mod datapath;
 pub mod environment;

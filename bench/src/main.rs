@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Result, ensure};
 use bench::{
     bars::Outcome,
-    control,
+    consistency, control,
     datapath::{self, Family, Protocol, against},
     exit::Exit,
     result::Files,
@@ -42,6 +42,14 @@ enum Scenario {
     /// (`cargo build --release --package control`). Runs for ten minutes, in network namespaces of its own.
     #[command(after_help = Exit::help(&OF_BARS))]
     Control(Control),
+    /// Which connections break while backends and edges change, with Guideway and with other policies: a simulation.
+    ///
+    /// Guideway's own code decides. Needs no rights, and takes some minutes. The same seed gives the same figures.
+    ///
+    /// The bar: with Guideway, no connection breaks but of those it says so of: more owners than a list has room for, none
+    /// in a day, a half-open socket of the same client port, or an edge that has not known the owner.
+    #[command(after_help = Exit::help(&OF_COUNTED_BARS))]
+    Consistency(Consistency),
     Preflight(commands::Preflight),
     Plan(commands::Plan),
     Run(commands::Run),
@@ -51,6 +59,8 @@ enum Scenario {
     Instructions(commands::Instructions),
 }
 
+/// How a simulation with bars may end.
+const OF_COUNTED_BARS: [Exit; 4] = [Exit::Success, Exit::Failed, Exit::Usage, Exit::Worse];
 /// How a measurement with bars may end.
 const OF_BARS: [Exit; 8] = [
     Exit::Success,
@@ -114,10 +124,106 @@ struct Control {
     out: Option<PathBuf>,
 }
 
+#[derive(Debug, clap::Args)]
+struct Consistency {
+    /// Print one JSON object per policy and line, instead of the table.
+    #[arg(long)]
+    json: bool,
+    /// Edges, each with a history of its own; at most 64.
+    #[arg(long, default_value_t = SCENARIO.edges)]
+    edges: u32,
+    /// Backends that take new connections at a time; at most 1000.
+    #[arg(long, default_value_t = SCENARIO.backends)]
+    backends: u32,
+    /// Connections that begin in all; at most 10 000 000.
+    #[arg(long, default_value_t = SCENARIO.flows)]
+    flows: u32,
+    /// Minutes of simulated time.
+    #[arg(long, default_value_t = SCENARIO.minutes)]
+    minutes: u32,
+    /// Percent of the backends that are replaced each minute.
+    #[arg(long, value_name = "PERCENT", default_value_t = SCENARIO.churn_percent)]
+    churn_percent: f64,
+    /// Minutes between two rolling updates of all backends; 0 for none.
+    #[arg(long, value_name = "MINUTES", default_value_t = SCENARIO.roll_minutes)]
+    roll_minutes: u32,
+    /// Backends that a rolling update replaces at a time.
+    #[arg(long, value_name = "NUMBER", default_value_t = SCENARIO.roll_batch)]
+    roll_batch: u32,
+    /// Minutes after which the number of backends changes to that of --scale-to, or back; 0 for never.
+    #[arg(long, value_name = "MINUTES", default_value_t = SCENARIO.scale_minutes)]
+    scale_minutes: u32,
+    /// The other number of backends. The length of the lookup table follows it.
+    #[arg(long, value_name = "NUMBER", default_value_t = SCENARIO.scale_to)]
+    scale_to: u32,
+    /// Minutes for which a backend that was replaced keeps its connections.
+    #[arg(long, value_name = "MINUTES", default_value_t = SCENARIO.drain_minutes)]
+    drain_minutes: u32,
+    /// Minutes after which routers spread connections over the edges anew; 0 for never.
+    #[arg(long, value_name = "MINUTES", default_value_t = SCENARIO.reshuffle_minutes)]
+    reshuffle_minutes: u32,
+    /// The most that an edge learns of a change too late, in ms.
+    #[arg(long, value_name = "MS", default_value_t = SCENARIO.late_ms)]
+    late_ms: u32,
+    /// Edges that learn of changes in intervals alone, and only of what they add up to.
+    #[arg(long, value_name = "EDGES", default_value_t = SCENARIO.coalescing)]
+    coalescing: u32,
+    /// Those intervals.
+    #[arg(long, value_name = "SECONDS", default_value_t = SCENARIO.coalesce_seconds)]
+    coalesce_seconds: u32,
+    /// Times that an edge is rebooted and begins without a past.
+    #[arg(long, value_name = "NUMBER", default_value_t = SCENARIO.reboots)]
+    reboots: u32,
+    /// Percent of the connections whose client goes without a word.
+    #[arg(long, value_name = "PERCENT", default_value_t = SCENARIO.vanish_percent)]
+    vanish_percent: f64,
+    /// Percent of the connections that have the address and port of a client's connection which ended shortly before.
+    #[arg(long, value_name = "PERCENT", default_value_t = SCENARIO.reuse_percent)]
+    reuse_percent: f64,
+    /// Connections that an edge of the policy maglev-lru remembers.
+    #[arg(long, value_name = "NUMBER", default_value_t = SCENARIO.lru)]
+    lru: u32,
+    /// Whatever is drawn follows from it.
+    #[arg(long, default_value_t = SCENARIO.seed)]
+    seed: u64,
+    /// Write the figures into this directory, too: as a result for `report`.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+const SCENARIO: consistency::Scenario = consistency::Scenario::DEFAULT;
+
+impl Consistency {
+    const fn scenario(&self) -> consistency::Scenario {
+        consistency::Scenario {
+            edges: self.edges,
+            backends: self.backends,
+            flows: self.flows,
+            minutes: self.minutes,
+            churn_percent: self.churn_percent,
+            roll_minutes: self.roll_minutes,
+            roll_batch: self.roll_batch,
+            scale_minutes: self.scale_minutes,
+            scale_to: self.scale_to,
+            drain_minutes: self.drain_minutes,
+            reshuffle_minutes: self.reshuffle_minutes,
+            late_ms: self.late_ms,
+            coalescing: self.coalescing,
+            coalesce_seconds: self.coalesce_seconds,
+            reboots: self.reboots,
+            vanish_percent: self.vanish_percent,
+            reuse_percent: self.reuse_percent,
+            lru: self.lru,
+            seed: self.seed,
+        }
+    }
+}
+
 fn main() -> ExitCode {
     let outcome = match Cli::parse().scenario {
         Scenario::Datapath(arguments) => run_datapath(&arguments).map(exit_code),
         Scenario::Control(arguments) => run_control(&arguments).map(exit_code),
+        Scenario::Consistency(arguments) => run_consistency(&arguments),
         Scenario::Preflight(arguments) => arguments.run(),
         Scenario::Plan(arguments) => arguments.run(),
         Scenario::Run(arguments) => arguments.run(),
@@ -218,6 +324,29 @@ fn run_control(arguments: &Control) -> Result<Outcome> {
         print!("{report}");
     }
     Ok(report.outcome())
+}
+
+fn run_consistency(arguments: &Consistency) -> Result<ExitCode> {
+    let scenario = arguments.scenario();
+    if let Err(error) = scenario.check() {
+        eprintln!("guideway-bench: {error:#}");
+        return Ok(Exit::Usage.into());
+    }
+    expect_free(arguments.out.as_deref())?;
+    let started = SystemTime::now().duration_since(UNIX_EPOCH)?;
+    let report = consistency::run(&scenario, &show_progress)?;
+    show_progress("");
+    if let Some(out) = &arguments.out {
+        consistency::result::of(&report, own_command(), started)?.write(out)?;
+    }
+    if arguments.json {
+        for row in &report.rows {
+            println!("{}", serde_json::to_string(row)?);
+        }
+    } else {
+        print!("{report}");
+    }
+    Ok(exit_code(report.outcome()))
 }
 
 /// Checks that a directory can take a result, before anything is measured.

@@ -4,6 +4,8 @@
 //! list of them, the newest first. Equal lists are stored once, in runs of an arena, and never change: a slot gets
 //! another list. A backend keeps its id while a list names it.
 
+mod list;
+
 use std::{
     collections::{BTreeSet, HashMap},
     net::IpAddr,
@@ -15,6 +17,7 @@ use xdp_prog::abi::{
     BACKEND_POD, MAX_PAST_OWNERS, PAST_OWNER_SECONDS, Past, PastOwner, PastPair, Slot, map,
 };
 
+pub use self::list::{former_slots, live_past_owners, past_owners};
 use super::{
     Arena, BackendKey, ForwardMode, Protocol, Run, ServiceKey, ServiceSpec, TableError, Tables,
     Usage,
@@ -194,11 +197,7 @@ impl Tables {
             let Some(list) = self.pasts.list(index) else {
                 continue;
             };
-            let kept = list
-                .iter()
-                .copied()
-                .filter(|owner| owner.second() >= before);
-            let kept: Vec<PastOwner> = kept.collect();
+            let kept = live_past_owners(list, second);
             if kept.len() < list.len() {
                 self.change_past(index, &kept);
             }
@@ -274,7 +273,8 @@ impl Tables {
         let Some(former) = former else {
             return self.replace_past(index, &[], is_new);
         };
-        let former = former_slots(index - run.base, run, former);
+        let places = former_slots(index - run.base, run.log2, former.log2);
+        let former = former.base + places.start..former.base + places.end;
         let list = self.past_for(former.clone(), owner, second);
         let has_past = self.replace_past(index, &list, is_new);
         // A slot that has a list keeps its mark by itself.
@@ -291,29 +291,16 @@ impl Tables {
 
     /// Returns the list of a slot from those of the slots that its flows had.
     fn past_for(&self, former: Range<u32>, owner: u32, second: u32) -> Vec<PastOwner> {
-        let mut list = Vec::new();
-        for index in former {
+        let former = former.map(|index| {
             let slot = self.lut.get(index).unwrap_or_default();
-            list.push(PastOwner::new(slot.owner(), second));
-            if slot.has_past() {
-                list.extend(
-                    self.pasts
-                        .list(index)
-                        .into_iter()
-                        .flat_map(|list| list.iter()),
-                );
-            }
-        }
-        // Stable: of the same second, the order stays.
-        list.sort_by_key(|owner| std::cmp::Reverse(owner.second()));
-        let mut known = BTreeSet::from([owner]);
+            let past = self.pasts.list(index).filter(|_| slot.has_past());
+            (slot.owner(), past.map_or(&[][..], |list| &list[..]))
+        });
         let is_pod = |id: u32| {
             let backend = self.backends.get(id).filter(|_| id != 0);
             backend.is_some_and(|backend| backend.flags & BACKEND_POD != 0)
         };
-        list.retain(|past| is_pod(past.backend()) && known.insert(past.backend()));
-        list.truncate(MAX_PAST_OWNERS as usize);
-        list
+        past_owners(former, owner, second, MAX_PAST_OWNERS as usize, is_pod)
     }
 
     /// Gives a slot another list; returns whether it has any entries. A list for which there is no room is left out.
@@ -407,26 +394,6 @@ impl Tables {
         }
         self.pasts.keep(list, run);
         true
-    }
-}
-
-/// Returns the slots of the run that the service had whose flows have this place in `run`.
-const fn former_slots(place: u32, run: Run, former: Run) -> Range<u32> {
-    let first = former.base + scale(place, run.log2, former.log2);
-    let after = former.base + scale(place + 1, run.log2, former.log2);
-    if after > first {
-        first..after
-    } else {
-        first..first + 1
-    }
-}
-
-/// Returns the place in a run of 2^`to` slots that a place in one of 2^`from` has.
-const fn scale(place: u32, from: u8, to: u8) -> u32 {
-    if from >= to {
-        place >> (from - to)
-    } else {
-        place << (to - from)
     }
 }
 

@@ -1,0 +1,109 @@
+//! What is in a list of past owners; changes nothing.
+
+use std::{cmp::Reverse, ops::Range};
+
+use xdp_prog::abi::{PAST_OWNER_SECONDS, PastOwner};
+
+/// Returns the past owners that a slot has from `second` on, in which it changes hands to `owner`: the newest first, and
+/// at most `most`.
+///
+/// `former` lists the slots whose flows the slot takes over, with their owners and past owners: itself or, in a table of
+/// another length, the same part of the former table. A past owner has its place by `is_pod`: only a pod's node returns
+/// packets.
+pub fn past_owners<'l>(
+    former: impl IntoIterator<Item = (u32, &'l [PastOwner])>,
+    owner: u32,
+    second: u32,
+    most: usize,
+    is_pod: impl Fn(u32) -> bool,
+) -> Vec<PastOwner> {
+    let mut known = Vec::new();
+    for (former, past) in former {
+        known.push(PastOwner::new(former, second));
+        known.extend_from_slice(past);
+    }
+    // Stable: of the same second, the order stays.
+    known.sort_by_key(|owner| Reverse(owner.second()));
+    let mut list: Vec<PastOwner> = Vec::with_capacity(known.len().min(most));
+    for past in known {
+        let is_listed = |id| id == owner || list.iter().any(|listed| listed.backend() == id);
+        if list.len() < most && is_pod(past.backend()) && !is_listed(past.backend()) {
+            list.push(past);
+        }
+    }
+    list
+}
+
+/// Returns the slots of a former table of 2^`former` slots whose flows a slot of a table of 2^`log2` slots takes over: the
+/// same part of the table.
+#[must_use]
+pub fn former_slots(slot: u32, log2: u8, former: u8) -> Range<u32> {
+    let scale = |slot: u32| {
+        if log2 >= former {
+            slot >> (log2 - former)
+        } else {
+            slot << (former - log2)
+        }
+    };
+    let first = scale(slot);
+    first..scale(slot + 1).max(first + 1)
+}
+
+/// Returns the past owners of a list that are tried in this second: they ceased to own within the last day.
+pub fn live_past_owners(list: &[PastOwner], second: u32) -> Vec<PastOwner> {
+    let oldest = second.saturating_sub(PAST_OWNER_SECONDS);
+    let live = list.iter().filter(|owner| owner.second() >= oldest);
+    live.copied().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owners(list: &[(u32, u32)]) -> Vec<PastOwner> {
+        let owners = list.iter();
+        owners
+            .map(|(id, second)| PastOwner::new(*id, *second))
+            .collect()
+    }
+
+    #[test]
+    fn former_owner_comes_first_and_the_new_one_leaves_the_list() {
+        let past = owners(&[(3, 30), (4, 20)]);
+        let list = past_owners([(2, &past[..])], 3, 50, 14, |_| true);
+        assert_eq!(list, owners(&[(2, 50), (4, 20)]));
+    }
+
+    #[test]
+    fn list_keeps_the_newest_that_are_pods() {
+        let past = owners(&[(3, 30), (4, 20), (5, 10)]);
+        let list = past_owners([(2, &past[..])], 9, 50, 2, |id| id != 3);
+        assert_eq!(list, owners(&[(2, 50), (4, 20)]));
+        assert!(past_owners([(0, &[][..])], 9, 50, 14, |id| id != 0).is_empty());
+    }
+
+    #[test]
+    fn slots_that_become_one_share_their_owners_once() {
+        let (one, other) = (owners(&[(5, 40), (6, 10)]), owners(&[(6, 45)]));
+        let list = past_owners([(2, &one[..]), (2, &other[..])], 9, 50, 14, |_| true);
+        assert_eq!(list, owners(&[(2, 50), (6, 45), (5, 40)]));
+    }
+
+    #[test]
+    fn slot_takes_over_the_same_part_of_a_table_of_another_length() {
+        assert_eq!(former_slots(5, 4, 4), 5..6);
+        assert_eq!(former_slots(5, 4, 6), 20..24);
+        assert_eq!((former_slots(4, 4, 1), former_slots(8, 4, 1)), (0..1, 1..2));
+        assert_eq!(former_slots(15, 4, 0), 0..1);
+    }
+
+    #[test]
+    fn owner_is_tried_for_a_day() {
+        let second = 100 + PAST_OWNER_SECONDS;
+        let list = owners(&[(2, 101), (3, 100), (4, 99)]);
+        assert_eq!(
+            live_past_owners(&list, second),
+            owners(&[(2, 101), (3, 100)])
+        );
+    }
+}

@@ -189,7 +189,8 @@ instructions:
 	@deploy/setup.sh test
 	cargo build --release --locked --package bench --bin guideway-bench
 	$(SUDO) $(BENCH) instructions rules $(RULES) $(SERVICES)
-	GUIDEWAY_MATRIX_ARGUMENTS="instructions ways" $(COUNT)
+	GUIDEWAY_MATRIX_ARGUMENTS="instructions ways --json" $(COUNT) >$(ROWS).log || { cat $(ROWS).log; exit 1; }
+	grep '^{"way"' $(ROWS).log >bench/instructions.jsonl
 	rm -f $(ROWS)
 	for boot in 1 2 3; do \
 		GUIDEWAY_MATRIX_ARGUMENTS="instructions balancers /files" $(COUNT) \

@@ -13,6 +13,8 @@ pub mod environment;
 pub mod exit;
 pub mod host;
 pub mod load;
+#[cfg(test)]
+mod pages;
 pub mod plan;
 pub mod preflight;
 pub mod probe;

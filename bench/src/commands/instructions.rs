@@ -12,6 +12,7 @@ use bench::{
     exit::Exit,
 };
 use clap::Subcommand;
+use serde::Serialize;
 
 use crate::show_progress;
 
@@ -35,7 +36,11 @@ const OF_COUNTS: [Exit; 5] = [
 #[derive(Debug, Subcommand)]
 enum Counted {
     /// Guideway's own programs, on each way of a packet.
-    Ways,
+    Ways {
+        /// Print one JSON object per way and line, instead of the table.
+        #[arg(long)]
+        json: bool,
+    },
     /// Whole ways of a packet, at Guideway, kube-proxy and IPVS: one JSON row each.
     Balancers {
         /// The directory with the rules of kube-proxy.
@@ -54,14 +59,12 @@ enum Counted {
 impl Instructions {
     pub(crate) fn run(&self) -> Result<ExitCode> {
         match &self.what {
-            Counted::Ways => {
+            Counted::Ways { json: true } => instructions::count(print_row)?,
+            Counted::Ways { json: false } => {
                 println!("way            ip  l4   flows  instructions");
                 instructions::count(|found| println!("{}", found.line()))?;
             }
-            Counted::Balancers { rules } => balancers::count(rules, |row| {
-                let row = serde_json::to_string(row).expect("a row has plain fields");
-                println!("{row}");
-            })?,
+            Counted::Balancers { rules } => balancers::count(rules, print_row)?,
             Counted::Rules {
                 directory,
                 services,
@@ -78,4 +81,9 @@ impl Instructions {
         }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+fn print_row(row: &impl Serialize) {
+    let row = serde_json::to_string(row).expect("a row has plain fields");
+    println!("{row}");
 }

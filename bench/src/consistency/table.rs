@@ -122,9 +122,8 @@ fn line(row: &Row) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{env, fs, path::Path};
-
     use super::*;
+    use crate::pages;
 
     #[test]
     fn each_scenario_has_a_table_and_the_command_that_repeats_it() {
@@ -157,25 +156,7 @@ mod tests {
     #[test]
     fn page_of_the_documentation_has_the_table_of_the_simulated_rows() {
         const BEGIN: &str = "<!-- simulated policies: `make reference` writes this table from consistency.jsonl -->\n";
-        const END: &str = "<!-- end -->\n";
-        let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let rows = fs::read_to_string(directory.join("consistency.jsonl")).unwrap();
-        let rows: Vec<Row> = rows
-            .lines()
-            .map(|line| serde_json::from_str(line).unwrap())
-            .collect();
-        let path = directory.join("README.md");
-        let page = fs::read_to_string(&path).unwrap();
-        let (before, rest) = page.split_once(BEGIN).unwrap();
-        let (_, after) = rest.split_once(END).unwrap();
-        let made = [before, BEGIN, "\n", &table(&rows), END, after].concat();
-        if env::var_os("GUIDEWAY_WRITE_DOCS").is_some() {
-            fs::write(&path, &made).unwrap();
-        }
-        let text = fs::read_to_string(&path).unwrap();
-        assert!(
-            text == made,
-            "bench/README.md has other figures; write them anew with: make reference"
-        );
+        let rows: Vec<Row> = pages::rows("consistency.jsonl");
+        pages::expect_part("README.md", BEGIN, &table(&rows));
     }
 }

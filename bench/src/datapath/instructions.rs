@@ -5,10 +5,14 @@
 //! counts are reproducible to a tenth of a percent, whatever else the host does. They say nothing about caches
 //! and branches.
 
+mod table;
+
 use std::collections::{BTreeMap, btree_map::Entry};
 
 use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
 
+pub use self::table::table;
 use super::{
     Case, Family, Protocol, Stream, System,
     report::lower,
@@ -24,9 +28,10 @@ const TRIALS: usize = 3;
 const FLOWS: [u32; 2] = [1, 1_000];
 
 /// The instructions per packet on one path.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Instructions {
     /// The path.
+    #[serde(rename = "way")]
     pub system: System,
     /// Address family.
     pub family: Family,
@@ -35,6 +40,7 @@ pub struct Instructions {
     /// Number of flows.
     pub flows: u32,
     /// Instructions per packet, less those of the empty program.
+    #[serde(rename = "instructions")]
     pub net: f64,
 }
 

@@ -166,8 +166,6 @@ impl Table<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::{env, fs, path::Path};
-
     use super::*;
 
     fn row(balancer: Balancer, flows: Flows, instructions: f64) -> Row {
@@ -229,13 +227,7 @@ mod tests {
     fn page_of_the_documentation_has_the_table_of_the_counted_rows() {
         const BEGIN: &str =
             "<!-- counted balancers: `make reference` writes this table from balancers.jsonl -->\n";
-        const END: &str = "<!-- end -->\n";
-        let table = table(&counted());
-        expect_page("README.md", |text| {
-            let (before, rest) = text.split_once(BEGIN).unwrap();
-            let (_, after) = rest.split_once(END).unwrap();
-            [before, BEGIN, "\n", &table, END, after].concat()
-        });
+        pages::expect_part("README.md", BEGIN, &table(&counted()));
     }
 
     #[test]
@@ -261,7 +253,7 @@ mod tests {
             counts(Balancer::KubeProxyNftables),
             counts(Balancer::KubeProxyIptables),
         );
-        expect_page("../README.md", |text| {
+        pages::expect_page("../README.md", |text| {
             let (before, rest) = text.split_once(BEGIN).unwrap();
             let (_, after) = rest.split_once('\n').unwrap();
             [before, &line, after].concat()
@@ -270,26 +262,6 @@ mod tests {
 
     /// The rows that are kept.
     fn counted() -> Vec<Row> {
-        let rows = fs::read_to_string(directory().join("balancers.jsonl")).unwrap();
-        let rows = rows.lines().map(|line| serde_json::from_str(line).unwrap());
-        rows.collect()
-    }
-
-    fn directory() -> &'static Path {
-        Path::new(env!("CARGO_MANIFEST_DIR"))
-    }
-
-    /// Checks that a page is what is made of it, or writes it so.
-    fn expect_page(page: &str, made_of: impl Fn(&str) -> String) {
-        let path = directory().join(page);
-        let made = made_of(&fs::read_to_string(&path).unwrap());
-        if env::var_os("GUIDEWAY_WRITE_DOCS").is_some() {
-            fs::write(&path, &made).unwrap();
-        }
-        let text = fs::read_to_string(&path).unwrap();
-        assert!(
-            text == made,
-            "bench/{page} has other figures; write them anew with: make reference"
-        );
+        pages::rows("balancers.jsonl")
     }
 }

@@ -5,8 +5,8 @@
 //! is to go is cut into fragments, and they are sent back. One thread does so for all queues of all interfaces. The
 //! kernel copies the frames to it, and it copies what it holds, so that held frames take no buffer of a queue.
 //!
-//! `store` holds, within limits. `cut` cuts. `worker` judges frames, over any [`Rings`](crate::port::Rings). `thread` has the
-//! kernel's sockets and the time. `pair` is the way back.
+//! `store` holds, within limits. `cut` cuts. `worker` judges frames, over any [`Rings`](crate::port::Rings). `thread`
+//! has the kernel's sockets and the time, `queues` says which of them are open. `pair` is the way back.
 
 mod counts;
 mod cut;

@@ -20,6 +20,7 @@ use xdp_prog::{
     maglev,
     parse::{self, Packet},
     process::{self, Action},
+    punt::Punt,
     reason::{self, ReasonKind},
     stage::Stage,
     wire::{ethernet, protocol},
@@ -102,7 +103,7 @@ pub struct Trace {
 /// One step of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceStep {
-    /// Topic of the step: `parse`, `service`, `slot`, `backend`.
+    /// Topic of the step: `parse`, `service`, `slot`, `backend`, `mend`.
     pub name: &'static str,
     pub text: String,
 }
@@ -196,6 +197,10 @@ impl Run {
             };
             recorder.record("stage", format!("goes on in {}", stage.program()));
             is_new |= stage == Stage::NatBegin;
+            if stage == Stage::Punt {
+                let reason = Punt::handed_over(&world).reason().label();
+                recorder.record("mend", format!("goes to the agent as {reason}, or else"));
+            }
             action = process::resume(stage, &mut frame, &world, ingress);
             recorder.look_ups(&world);
         }

@@ -439,6 +439,12 @@ impl Datagram {
         }
     }
 
+    /// Makes the entry of a datagram whose first fragment has gone to the agent, as if it had not come yet.
+    #[inline(always)]
+    pub const fn withdrawn(now: u64) -> Self {
+        Self::new([0; 2], [0; 2], now.wrapping_sub(Self::LIFETIME_NS))
+    }
+
     /// Tells whether later fragments may still come.
     #[inline(always)]
     pub const fn is_awaited(&self, now: u64) -> bool {

@@ -5,10 +5,11 @@
 //! the source's allowance. An echo reply does not: it is as large as its request, so it amplifies nothing.
 
 use crate::{
-    abi::{AddressKey, EdgeMac},
+    abi::{AddressKey, Datagram, EdgeMac},
     decide::{
         address::{addresses, outer_source},
         allowance::Allowance,
+        key_of_datagram,
         owner::is_from_edge,
     },
     family::Family,
@@ -139,6 +140,12 @@ fn reply<F: Frame, A: Answerable, T: World>(
         Err(DropReason::FragmentationNeeded)
             if is_mending(tables) && packet.protocol != A::ICMP =>
         {
+            // What is cut comes back, and shows its ports then. Later fragments must not overtake it, for a node knows
+            // no ports either.
+            if packet.is_fragment && !packet.is_later_fragment() {
+                let now = tables.now();
+                tables.publish(&key_of_datagram(packet), &Datagram::withdrawn(now));
+            }
             Punt::too_big(answer.mtu()).hand_over(tables);
             return Err(Ending::Punt);
         }

@@ -25,7 +25,6 @@ use super::{
 };
 use crate::{
     abi::{CONFIG_NODE, Datagram, SERVICE_NAT},
-    family::Family,
     frame::Frame,
     ip::{Ip, with_packet},
     parse::{self, Packet},
@@ -87,31 +86,14 @@ fn bare<'t, F: Frame, A: Messages, T: World>(
         }
         Err(_) => return Verdict::Pass(PassReason::FragmentNotOurs),
     };
-    let verdict = follow(frame, tables, packet, &head);
-    let is_cut = match verdict {
-        Verdict::Answer(answer) => answer.is_too_big() && matches!(A::FAMILY, Family::V4),
-        _ => false,
-    };
-    // What the agent cuts comes back. Its later fragments must not overtake it: a node knows no ports either.
-    if is_mending(tables) && !is_cut {
+    if is_mending(tables) {
         head.publish(tables, packet);
     }
-    verdict
-}
-
-/// Sends a bare fragment the way of the flow that its datagram belongs to.
-#[inline(always)]
-fn follow<'t, F: Frame, A: Messages, T: World>(
-    frame: &F,
-    tables: &'t T,
-    packet: &Packet<A>,
-    head: &Head,
-) -> Verdict<'t> {
     let flow = head.flow(packet);
     let found = match find_service(tables, &flow) {
         Ok(found) => found,
         Err(Verdict::Continue(Stage::NatReply)) => {
-            return follow_nat(tables, head, packet, 0, Stage::NatReply);
+            return follow_nat(tables, &head, packet, 0, Stage::NatReply);
         }
         // This machine's checks are never fragmented.
         Err(Verdict::Continue(_)) => return Verdict::Pass(PassReason::FragmentNotOurs),
@@ -121,11 +103,9 @@ fn follow<'t, F: Frame, A: Messages, T: World>(
         return verdict;
     }
     if found.entry.flags & SERVICE_NAT != 0 {
-        return follow_nat(tables, head, packet, found.id, Stage::Nat);
+        return follow_nat(tables, &head, packet, found.id, Stage::Nat);
     }
-    if !is_mending(tables) {
-        head.publish(tables, packet);
-    }
+    head.publish(tables, packet);
     let is_sent_by_edge = found.is_sent_by_edge(frame, tables);
     match owner(tables, &found, &flow, is_sent_by_edge) {
         Ok(owner) => match balance::forward(tables, packet, &flow, found.entry.mode, &owner) {

@@ -12,9 +12,9 @@ pub struct HandOver {
     /// Source and destination port, in wire order. A later fragment does not contain them.
     pub ports: u32,
     /// For [`Stage::Answer`](crate::stage::Stage::Answer), the [`Answer`](super::Answer) that is due; for
-    /// [`Stage::Punt`](crate::stage::Stage::Punt), the [`Punt`](crate::punt::Punt); for a stage of NAT mode, what earlier ones have done with the packet; for [`Stage::Past`](crate::stage::Stage::Past),
-    /// the flow's hash; for [`Stage::Send`](crate::stage::Stage::Send), the
-    /// [`Try`](crate::decide::edge::send::Try).
+    /// [`Stage::Punt`](crate::stage::Stage::Punt), the [`Punt`](crate::punt::Punt); for a stage of NAT mode, what
+    /// earlier ones have done with the packet; for [`Stage::Past`](crate::stage::Stage::Past), the flow's hash; for
+    /// [`Stage::Send`](crate::stage::Stage::Send), the [`Try`](crate::decide::edge::send::Try).
     pub detail: u32,
 }
 

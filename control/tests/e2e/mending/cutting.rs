@@ -116,6 +116,13 @@ fn full_datagrams_arrive_by_ipip_where_nothing_larger_fits() {
     }
     assert_eq!(dropped(), 2);
     assert_cut(&cluster.edge, 2);
+    let full = sender.ask(place(&services[0], edge), FULL);
+    let hex = |byte: &u8| format!("{byte:02x}");
+    let frame: String = full.fragments[0].iter().map(hex).collect();
+    let trace = cluster.edge.json(&["trace", "--hex", &frame]);
+    let mut steps = trace["steps"].as_array().unwrap().iter();
+    let told = "goes to the agent as punted_too_big, or else";
+    assert!(steps.any(|step| step["text"] == told), "{trace}");
     // Each datagram has two pieces at least, and the nodes know of each.
     let seen = captures.into_iter().map(Capture::assert_good_checksums);
     assert!(seen.sum::<usize>() >= 2 * ROUNDS * 2);

@@ -26,7 +26,8 @@ struct Packet {
 
 impl Packet {
     fn new(length: usize) -> Self {
-        let payload: Vec<u8> = (0..length).map(|at| (at * 7 + at / 256) as u8).collect();
+        let byte = |at: usize| u8::try_from((at * 7 + at / 256) % 256).unwrap();
+        let payload: Vec<u8> = (0..length).map(byte).collect();
         let header = Ipv4Header {
             identification: 0x1234,
             dont_fragment: false,

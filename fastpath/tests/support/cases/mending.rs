@@ -69,7 +69,7 @@ fn long() -> Vec<Case> {
     cases.push(
         mending(
             "mending_fragment_behind_one_that_is_cut_drops_without_a_socket",
-            { IN.carry(&pieces[2]) },
+            IN.carry(&pieces[2]),
         )
         .after(IN.carry(&pieces[0]))
         .drops(DropReason::FragmentOutOfOrder),

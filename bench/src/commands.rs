@@ -63,7 +63,7 @@ A scenario:
   seconds: 5                      # of a trial
   rounds: 8                       # trials of each system under each load
   seed: 1
-  event: { what: agent-restart, at: 2 }   # in each trial, to Guideway's edges; or backend-change
+  event: { what: agent-restart, at: 2 }   # in each trial, to Guideway's edges and kube-proxy; or backend-change
 
 ";
 

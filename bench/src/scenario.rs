@@ -64,11 +64,11 @@ pub struct Scenario {
     pub rounds: u32,
     /// Seed of everything that is drawn.
     pub seed: u64,
-    /// What happens to Guideway's own systems in each trial.
+    /// What happens to systems in each trial.
     pub event: Option<Event>,
 }
 
-/// Something that happens to the edge of a system of Guideway's while a trial runs. After the trial, all is as before.
+/// Something that happens to the balancer of a system while a trial runs. After the trial, all is as before.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Event {
@@ -78,14 +78,22 @@ pub struct Event {
     pub at: f64,
 }
 
-/// What happens to an edge.
+/// What happens to a balancer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum EventKind {
-    /// The agent ends, and another one starts.
+    /// The agent of Guideway's edge, or kube-proxy, ends, and another one starts.
     AgentRestart,
-    /// Every Service loses its last backend. Any other may answer its flows.
+    /// Every Service of Guideway's loses its last backend. Any other may answer its flows.
     BackendChange,
+}
+
+impl EventKind {
+    /// Tells whether it happens to a system.
+    pub fn happens_to(self, system: System) -> bool {
+        let has_proxy = system.proxy_mode().is_some();
+        system.is_ours() || (has_proxy && self == Self::AgentRestart)
+    }
 }
 
 /// A network between generator and system.

@@ -97,7 +97,7 @@ pub trait Wire: Sync {
     /// When the driver tells nothing.
     fn queues(&self, system: System) -> Result<Counts>;
 
-    /// Has an event happen to a system, which must be one of Guideway's own.
+    /// Has an event happen to a system.
     ///
     /// # Errors
     ///
@@ -135,7 +135,7 @@ pub struct Lab {
     // First, because fields are dropped in order, and programs must end before their machines are removed.
     /// By machine.
     agents: Mutex<BTreeMap<String, Process>>,
-    _cluster: Option<Cluster>,
+    cluster: Option<Cluster>,
     _null: Option<Null>,
     _responders: Vec<Responder>,
     net: Topology,
@@ -172,7 +172,7 @@ impl Lab {
         let net = net.build();
         let mut lab = Self {
             agents: Mutex::default(),
-            _cluster: None,
+            cluster: None,
             _null: None,
             _responders: Vec::new(),
             net: net.context("building the network; it takes root")?,
@@ -345,7 +345,7 @@ impl Lab {
         if !edges.is_empty() {
             let nodes = self.nodes(System::KubeProxyNftables);
             let cluster = Cluster::start(&edges, nodes, show_progress)?;
-            self._cluster = Some(cluster);
+            self.cluster = Some(cluster);
         }
         Ok(())
     }

@@ -8,7 +8,8 @@ use serde::Deserialize;
 use serde_saphyr::{Location, MessageFormatter, Spanned, UserMessageFormatter};
 
 use super::{
-    Event, LEAST_ROUNDS, MOST_NODE_PORTS, MOST_SERVICES, Named, Scenario, System, WireKind,
+    Event, EventKind, LEAST_ROUNDS, MOST_NODE_PORTS, MOST_SERVICES, Named, Scenario, System,
+    WireKind,
 };
 use load::LoadText;
 
@@ -158,16 +159,17 @@ impl Reader {
 
     fn event(&mut self, text: Spanned<EventText>, seconds: f64, systems: &[System]) -> Event {
         let (EventText { what, at: when }, at) = (text.value, text.referenced);
-        let happens = systems.iter().any(|system| system.is_ours());
-        let reason = "events happen to Guideway's own systems, and there is none";
+        let what: EventKind = self.named(what, at, "what", None);
+        let happens = systems.iter().any(|system| what.happens_to(*system));
+        let reason = format!("{what} happens to none of the systems");
         self.check(
             at,
             happens,
-            reason,
+            &reason,
             "add ours-ipip, ours-l2dsr, ours-nat or ours-nodeport",
         );
         Event {
-            what: self.named(what, at, "what", None),
+            what,
             at: self.number(when, at, "at", None, 0.0..=seconds),
         }
     }
@@ -319,7 +321,7 @@ rounds: 6
             (
                 ", ours-ipip]",
                 "]\nevent: { what: agent-restart, at: 1 }",
-                "events happen to Guideway's own systems, and there is none; add ours-ipip",
+                "agent-restart happens to none of the systems; add ours-ipip",
             ),
             (
                 "direct",

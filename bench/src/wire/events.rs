@@ -1,4 +1,4 @@
-//! What happens to an edge of Guideway's while a trial runs.
+//! What happens to balancers while a trial runs.
 
 use std::{sync::PoisonError, time::Duration};
 
@@ -14,7 +14,12 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 impl Lab {
     pub(super) fn cause_event(&self, system: System, event: EventKind) -> Result<()> {
         match event {
-            EventKind::AgentRestart => self.restart_agent(self.edge(system)?),
+            EventKind::AgentRestart => match &self.cluster {
+                Some(cluster) if system.proxy_mode().is_some() => {
+                    cluster.restart(self.edge(system)?, TIMEOUT)
+                }
+                _ => self.restart_agent(self.edge(system)?),
+            },
             EventKind::BackendChange => {
                 let nodes = self.nodes(system);
                 self.configure_edge(system, &nodes[..nodes.len() - 1])
@@ -23,6 +28,10 @@ impl Lab {
     }
 
     pub(super) fn undo_event(&self, system: System, event: EventKind) -> Result<()> {
+        if system.proxy_mode().is_some() {
+            // Each flow must be answered before the next trial begins.
+            return Ok(());
+        }
         let edge = self.edge(system)?;
         if event == EventKind::BackendChange {
             self.configure_edge(system, self.nodes(system))?;

@@ -1,6 +1,11 @@
 //! The real kube-proxy, fed by the real API server.
 
-use std::net::IpAddr;
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use lab::{
@@ -19,8 +24,9 @@ const NAMESPACE: &str = "default";
 #[derive(Debug)]
 pub(super) struct Cluster {
     // First, because fields are dropped in order, and programs must end before what they talk to.
-    _proxies: Vec<Process>,
-    _control_plane: ControlPlane,
+    /// By machine, each with its mode.
+    proxies: Mutex<BTreeMap<String, (Process, ProxyMode)>>,
+    control_plane: ControlPlane,
 }
 
 impl Cluster {
@@ -59,13 +65,24 @@ impl Cluster {
             control_plane.connect(machine.namespace())?;
             control_plane.add_node(machine)?;
             let name = machine.label();
-            Ok(control_plane.run_kube_proxy(machine.namespace(), name, *mode)?)
+            let proxy = control_plane.run_kube_proxy(machine.namespace(), name, *mode)?;
+            Ok((name.to_owned(), (proxy, *mode)))
         };
         let proxies = edges.iter().map(run).collect::<Result<_>>()?;
         Ok(Self {
-            _proxies: proxies,
-            _control_plane: control_plane,
+            proxies: Mutex::new(proxies),
+            control_plane,
         })
+    }
+
+    /// Ends the kube-proxy of a machine, and starts another one.
+    pub(super) fn restart(&self, machine: &Machine, timeout: Duration) -> Result<()> {
+        let mut proxies = self.proxies.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = machine.label();
+        let (proxy, mode) = proxies.get_mut(name).context("it has a kube-proxy")?;
+        proxy.stop(timeout)?;
+        *proxy = (self.control_plane).run_kube_proxy(machine.namespace(), name, *mode)?;
+        Ok(())
     }
 }
 

@@ -121,21 +121,26 @@ fn requests_by_tcp_and_beside_live_frames_are_timed_and_af_xdp_sends() {
 
 #[test]
 fn an_event_happens_in_each_trial_and_is_undone_before_the_next() {
-    for event in ["agent-restart", "backend-change"] {
+    for (event, other) in [
+        ("agent-restart", ", kube-proxy-nftables"),
+        ("backend-change", ""),
+    ] {
         let scratch = Scratch::new(event);
         let (scenario, out) = (scratch.path("event.yaml"), scratch.path("result"));
-        let own = SCENARIO.replace("direct, ours-ipip", "direct, ours-nat");
+        let systems = format!("direct, ours-nat{other}");
+        let own = SCENARIO.replace("direct, ours-ipip", &systems);
         let own = own + &format!("event: {{ what: {event}, at: 0.1 }}\n");
         fs::write(&scenario, own).unwrap();
         let run = bench(&["run", &scenario, "--out", &out]);
         assert!(has_measured(&run), "{}", text(&run));
         assert!(text(&run).contains("longest gap"), "{}", text(&run));
         let files = Files::read(Path::new(&out)).unwrap();
-        let [direct, ours] = files.run.series.as_slice() else {
+        let [direct, balancers @ ..] = files.run.series.as_slice() else {
             panic!("{:?}", files.run.series);
         };
+        assert_eq!(balancers.len(), 1 + usize::from(!other.is_empty()));
         assert!(direct.trials.iter().all(|trial| trial.event.is_none()));
-        for trial in &ours.trials {
+        for trial in balancers.iter().flat_map(|series| &series.trials) {
             let happened = trial.event.expect("it happens in each");
             assert!(happened.seconds > 0.0, "{happened:?}");
             assert!(trial.longest_gap_ns.is_some());

@@ -20,7 +20,7 @@ DEMO := guideway-demo
 CARGO_BPF = sysroot=$$(deploy/setup.sh bpf-sysroot) && RUSTC_BOOTSTRAP=1 \
 	RUSTC=$$sysroot/bin/rustc CARGO=$$sysroot/bin/cargo $$sysroot/bin/cargo-clippy
 
-.PHONY: build demo check test soak upgrade lint bench report instructions setup cases health fmt clippy clippy-bpf unit doc kernel-matrix host frames reference man
+.PHONY: build demo check test soak upgrade lint bench report instructions consistency setup cases health fmt clippy clippy-bpf unit doc kernel-matrix host frames reference man
 
 build: setup
 	cargo build --release --locked
@@ -198,4 +198,16 @@ instructions:
 		grep '^{"balancer"' $(ROWS).log >>$(ROWS) || exit; \
 	done
 	cp $(ROWS) bench/balancers.jsonl
+	$(MAKE) reference
+
+# The simulated policies of bench/README.md: the scenario of the bar, fewer changes, tables of other lengths, and edges
+# that lack a past. The same seed gives the same rows.
+consistency: ROWS = $${CARGO_TARGET_DIR:-target}/consistency.jsonl
+consistency: setup
+	cargo build --release --locked --package bench --bin guideway-bench
+	rm -f $(ROWS)
+	for scenario in "--edges 64" "--roll-minutes 0" "--roll-minutes 0 --scale-minutes 60" "--coalescing 1 --reboots 24"; do \
+		$${CARGO_TARGET_DIR:-target}/release/guideway-bench consistency $$scenario --json >>$(ROWS) || exit; \
+	done
+	cp $(ROWS) bench/consistency.jsonl
 	$(MAKE) reference

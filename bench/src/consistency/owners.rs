@@ -88,10 +88,22 @@ impl Owners {
         }
     }
 
-    /// Tells what an edge has known of a backend as an owner of the slot of a hash.
-    pub(super) fn known(&self, learned: &Learned, hash: u32, backend: BackendId) -> Known {
+    /// Tells what an edge has known of a backend as an owner of the slot of a hash. The backend began with a version; what
+    /// had its id before was another one.
+    pub(super) fn known(
+        &self,
+        learned: &Learned,
+        hash: u32,
+        (backend, began): (BackendId, Version),
+    ) -> Known {
         let slot = maglev::slot(hash, self.log2) as usize;
-        let own = self.spans(learned, slot);
+        let is_own_life = |span: &Range<usize>| {
+            let first = learned.0.get(span.start);
+            first.is_some_and(|lesson| lesson.version >= began)
+        };
+        let own = self
+            .spans(learned, slot)
+            .filter(|(_, span)| is_own_life(span));
         let Some(end) = own
             .filter(|(owner, _)| *owner == backend)
             .map(|(_, span)| span.end)
@@ -168,22 +180,32 @@ mod tests {
     fn edge_that_learned_all_knows_all_owners() {
         let (owners, learned) = (owners(), learned(&[0, 1, 2, 3, 4]));
         let past = |second, newer| Known::Past { second, newer };
-        assert_eq!(owners.known(&learned, 0, 1), past(101, 2));
-        assert_eq!(owners.known(&learned, 0, 2), past(104, 0));
-        assert_eq!(owners.known(&learned, 0, 3), past(103, 1));
-        assert_eq!(owners.known(&learned, 0, 4), Known::Owns);
-        assert_eq!(owners.known(&learned, 0, 5), Known::Never);
+        assert_eq!(owners.known(&learned, 0, (1, 0)), past(101, 2));
+        assert_eq!(owners.known(&learned, 0, (2, 0)), past(104, 0));
+        assert_eq!(owners.known(&learned, 0, (3, 0)), past(103, 1));
+        assert_eq!(owners.known(&learned, 0, (4, 0)), Known::Owns);
+        assert_eq!(owners.known(&learned, 0, (5, 0)), Known::Never);
     }
 
     #[test]
     fn edge_that_missed_a_version_never_knew_its_owner() {
         let (owners, learned) = (owners(), learned(&[0, 1, 4]));
-        assert_eq!(owners.known(&learned, 0, 3), Known::Never);
+        assert_eq!(owners.known(&learned, 0, (3, 0)), Known::Never);
         let past = Known::Past {
             second: 104,
             newer: 0,
         };
-        assert_eq!(owners.known(&learned, 0, 2), past);
+        assert_eq!(owners.known(&learned, 0, (2, 0)), past);
+    }
+
+    #[test]
+    fn earlier_backend_of_the_same_id_is_another_one() {
+        let (owners, learned) = (owners(), learned(&[0, 1, 2, 4]));
+        assert!(matches!(
+            owners.known(&learned, 0, (2, 1)),
+            Known::Past { .. }
+        ));
+        assert_eq!(owners.known(&learned, 0, (2, 3)), Known::Never);
     }
 
     #[test]
@@ -193,12 +215,12 @@ mod tests {
         learned.forget();
         learned.learn(2, &Table::empty(), 200);
         learned.learn(4, &Table::empty(), 204);
-        assert_eq!(owners.known(&learned, 0, 1), Known::Never);
+        assert_eq!(owners.known(&learned, 0, (1, 0)), Known::Never);
         let past = Known::Past {
             second: 204,
             newer: 0,
         };
-        assert_eq!(owners.known(&learned, 0, 3), past);
+        assert_eq!(owners.known(&learned, 0, (3, 0)), past);
     }
 
     #[test]
@@ -211,7 +233,7 @@ mod tests {
         learned.learn(0, &long, 100);
         learned.learn(1, &short, 101);
         // Of the hash's top bits, the first two choose.
-        let known = |bits: u32, backend| owners.known(&learned, bits << 30, backend);
+        let known = |bits: u32, backend| owners.known(&learned, bits << 30, (backend, 0));
         // The neighbour's owner ceased at the same time, and 5 owns the slot.
         let past = |newer| Known::Past { second: 101, newer };
         assert_eq!((known(0, 1), known(1, 2)), (past(1), past(1)));
@@ -219,7 +241,7 @@ mod tests {
         assert_eq!((known(0, 5), known(3, 6)), (Known::Owns, Known::Owns));
         owners.change(2, &table(&[7, 8, 9, 10]));
         learned.learn(2, &table(&[7, 8, 9, 10]), 102);
-        let known = |bits: u32, backend| owners.known(&learned, bits << 30, backend);
+        let known = |bits: u32, backend| owners.known(&learned, bits << 30, (backend, 0));
         // 2, 5, and 7 and 8, of which one owns the slot.
         assert_eq!(known(0, 1), past(3));
     }

@@ -47,6 +47,8 @@ struct Simulation<'a> {
     agenda: Agenda,
     random: SplitMix64,
     backends: Backends,
+    /// The version with which each backend began.
+    began: Vec<Version>,
     churn_owed: f64,
     is_scaled: bool,
     version: Version,
@@ -87,6 +89,7 @@ impl<'a> Simulation<'a> {
             now: BEGIN,
             agenda: Agenda::default(),
             random: SplitMix64::new(scenario.seed ^ 0x6564_6765),
+            began: vec![0; backends.ids()],
             churn_owed: 0.0,
             is_scaled: false,
             version: 0,
@@ -224,6 +227,7 @@ impl<'a> Simulation<'a> {
 
     /// Makes the set without these backends known to the edges, each in its own time.
     fn change(&mut self, left: &[BackendId]) {
+        self.version += 1;
         self.tell_of_started();
         for id in left {
             self.plan(
@@ -231,7 +235,6 @@ impl<'a> Simulation<'a> {
                 Event::End(*id),
             );
         }
-        self.version += 1;
         self.newest = self.backends.table();
         self.owners.change(self.version, &self.newest);
         let pending = Pending {
@@ -259,6 +262,7 @@ impl<'a> Simulation<'a> {
     fn tell_of_started(&mut self) {
         for id in self.backends.take_started() {
             self.edges.set_alive(id, true);
+            self.began[id as usize] = self.version;
         }
     }
 
@@ -397,7 +401,10 @@ impl<'a> Simulation<'a> {
             let known = match flow.pod.id {
                 // A connection that begins goes to the owner of this moment.
                 0 => Known::Owns,
-                id => self.owners.known(learned, flow.hash, id),
+                id => {
+                    let began = self.began[id as usize];
+                    self.owners.known(learned, flow.hash, (id, began))
+                }
             };
             let why = broken::why(&Broken {
                 fate,

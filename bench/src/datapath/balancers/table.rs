@@ -167,6 +167,7 @@ impl Table<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pages;
 
     fn row(balancer: Balancer, flows: Flows, instructions: f64) -> Row {
         Row {

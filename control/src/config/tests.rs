@@ -727,7 +727,7 @@ const CASES: &[Case] = cases! {
     "drain by another word": "weight: 3" => "drain: on",
         "11:36: services[0].backends[1].drain \"on\": neither true nor false; use true or false";
     "weight of a backend that drains": "weight: 3" => "drain: true, weight: 0",
-        "11:49: services[0].backends[1].weight \"0\": weight 0 gives the backend no slot; use a weight from 1 to 65535; to stop its traffic, set drain: true or remove the backend";
+        "11:50: services[0].backends[1].weight \"0\": weight 0 gives the backend no slot; use a weight from 1 to 65535; to stop its traffic, set drain: true or remove the backend";
     "last backend drains": "      - address: 10.0.0.1\n      - {address: 10.0.0.2, weight: 3}" => "      - {address: 10.0.0.2, drain: true}",
         "5:5: services[0].backends: all backends drain, so nobody takes new connections; leave one without drain; to reject new connections, list no backends: []";
     "weight 65536": "weight: 3" => "weight: 65536",

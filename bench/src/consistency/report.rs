@@ -48,6 +48,20 @@ pub struct Row {
 }
 
 impl Row {
+    /// Returns how many connections broke for each reason, as text; empty where no reason is told.
+    pub(super) fn reasons(&self) -> [String; 5] {
+        self.why.map_or([const { String::new() }; 5], |why| {
+            [
+                why.overflow,
+                why.old,
+                why.half_open,
+                why.no_past,
+                why.within_claim,
+            ]
+            .map(|count| count.to_string())
+        })
+    }
+
     pub(super) fn new(scenario: &Scenario, policy: Policy) -> Self {
         Self {
             policy,
@@ -155,17 +169,7 @@ impl fmt::Display for Report {
 }
 
 fn write_row(f: &mut fmt::Formatter<'_>, row: &Row) -> fmt::Result {
-    let why = row.why.map_or([const { String::new() }; 5], |why| {
-        [
-            why.overflow,
-            why.old,
-            why.half_open,
-            why.no_past,
-            why.within_claim,
-        ]
-        .map(|count| count.to_string())
-    });
-    let [overflow, old, half_open, no_past, claimed] = why;
+    let [overflow, old, half_open, no_past, claimed] = row.reasons();
     let verdict = row
         .outcome()
         .map_or(String::new(), |outcome| outcome.to_string());

@@ -96,23 +96,13 @@ fn command(scenario: &Scenario) -> String {
 }
 
 fn line(row: &Row) -> String {
-    let why = row.why.map_or([const { String::new() }; 5], |why| {
-        [
-            why.overflow,
-            why.old,
-            why.half_open,
-            why.no_past,
-            why.within_claim,
-        ]
-        .map(|count| count.to_string())
-    });
     let has_lists = row.why.is_some();
     let of_lists = |text: String| if has_lists { text } else { String::new() };
     format!(
         "| `{}` | {} | {} | {} | {} | {:.3} | {} |\n",
         row.policy.name(),
         row.broken,
-        why.join(" | "),
+        row.reasons().join(" | "),
         row.entries,
         of_lists(row.history.to_string()),
         row.look_ups_per_segment(),

@@ -59,7 +59,9 @@ impl Observation<'_> {
                     backend: backend_text(&member.backend),
                     node: member.backend.address.to_string(),
                     left_out: left_out.contains(&member.backend),
-                    draining: draining.iter().any(|one| one.pod == backend.pod),
+                    draining: draining
+                        .iter()
+                        .any(|one| (one.address, one.pod) == (backend.address, backend.pod)),
                     weight: backend.weight,
                     slots: tables
                         .backend(&own)

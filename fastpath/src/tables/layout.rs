@@ -67,10 +67,9 @@ pub(super) fn layout(
     if spec.traffic_policy == TrafficPolicy::Local {
         used.retain(is_local_pod);
     }
-    // Pods without a share come last, so that the tables are built over the front.
-    let has_share = |backend: &BackendSpec| backend.is_sharing() || backend.pod.is_none();
-    used.sort_by_key(|backend| !has_share(backend));
-    let sharing = used.partition_point(has_share);
+    // Backends without a share come last, so that the tables are built over the front.
+    used.sort_by_key(|backend| !backend.is_sharing());
+    let sharing = used.partition_point(BackendSpec::is_sharing);
     let pods = (0..used.len()).filter(|index| is_local_pod(&used[*index]));
     let pods: Vec<usize> = pods.collect();
     let sharing_here = &pods[..pods.partition_point(|index| *index < sharing)];
@@ -282,6 +281,20 @@ mod tests {
             panic!("no table of their own");
         };
         assert!(local.owners.iter().all(|owner| *owner == 0));
+    }
+
+    #[test]
+    fn node_of_no_weight_gets_no_slot() {
+        let mut wanted = ServiceSpec {
+            backends: ["10.0.0.1", "10.0.0.2"]
+                .map(|node| BackendSpec::node(node.parse().unwrap(), 1))
+                .into(),
+            ..ServiceSpec::default()
+        };
+        wanted.backends[0].weight = 0;
+        let layout = layout_of(&wanted);
+        assert_eq!(layout.backends[0].address.to_string(), "10.0.0.2");
+        assert!(layout.table.owners.iter().all(|owner| *owner == 0));
     }
 
     #[test]

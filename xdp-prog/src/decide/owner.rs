@@ -1,7 +1,7 @@
 //! The service of a flow, and the backend that owns the flow.
 //!
 //! The stage that finds a packet's service looks both up once; later stages get the result
-//! ([`HandOver`](crate::world::HandOver)).
+//! ([`HandOver`]).
 
 use super::address::is_vip;
 use crate::{

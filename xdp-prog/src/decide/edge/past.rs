@@ -1,7 +1,7 @@
 //! Packets of slots that have had other owners: TCP segments, their fragments, and ICMP errors about them.
 //!
 //! A new connection goes to the slot's current owner. So does a segment of any other connection, with tries: the node
-//! returns it if it does not know its connection, and the edge goes on with the [walk](super::walk) over the slot's past
+//! returns it if it does not know its connection, and the edge goes on with the walk over the slot's past
 //! owners. The owner that kept the connection is remembered in a pin, which sends the following segments straight to it.
 
 use crate::{

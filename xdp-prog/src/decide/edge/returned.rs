@@ -1,6 +1,6 @@
 //! A packet that a node has returned, because it does not know its connection.
 //!
-//! The packet must come from the node that it was sent to, and to the outer source that it had. The [walk](super::walk) tells
+//! The packet must come from the node that it was sent to, and to the outer source that it had. The walk tells
 //! which owner is next.
 
 use crate::{

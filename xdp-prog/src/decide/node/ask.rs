@@ -1,4 +1,4 @@
-//! Node role: is the connection of a packet [known](super::known) here? The edge has other owners for it if not.
+//! Node role: is the connection of a packet known here? The edge has other owners for it if not.
 //!
 //! What is not known is returned, and leaves nothing behind.
 

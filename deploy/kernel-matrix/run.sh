@@ -45,7 +45,7 @@ TARGET="${CARGO_TARGET_DIR:-$PWD/target}"
 # What they look for where it was built.
 BUILT="$TARGET/debug/guideway"
 # Agents verify their programs slowly there, and more so beside other work.
-DEADLINE_S=2400
+DEADLINE_S=3600
 
 work=$(mktemp -d)
 trap 'end_machines; rm -rf "$work"' EXIT

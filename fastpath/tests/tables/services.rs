@@ -207,17 +207,28 @@ fn bad_specifications_are_refused_and_name_the_service() {
     let key = service("10.99.0.1:80/tcp");
     tables.put_service(key, &spec(&[("10.0.0.1", 1)])).unwrap();
     let twice = spec(&[("10.0.0.1", 1), ("10.0.0.1", 1)]);
-    let weightless = spec(&[("10.0.0.1", 0), ("10.0.0.2", 1)]);
     let crowded = ServiceSpec {
         log2_slots: Some(0),
         ..spec(&[("10.0.0.1", 1), ("10.0.0.2", 1)])
     };
-    for bad in [twice, weightless, crowded] {
+    for bad in [twice, crowded] {
         let error = tables.put_service(key, &bad).unwrap_err();
         assert!(error.to_string().contains("10.99.0.1:80/tcp"), "{error}");
         assert_eq!(*tables.specs()[&key], spec(&[("10.0.0.1", 1)]));
         assert_eq!(tables.backends().count(), 1);
     }
+}
+
+#[test]
+fn a_backend_without_weight_keeps_its_entry_and_has_no_slot() {
+    let (_loaded, mut tables) = small();
+    let key = service("10.99.0.1:80/tcp");
+    let wanted = spec(&[("10.0.0.1", 0), ("10.0.0.2", 1)]);
+    tables.put_service(key, &wanted).unwrap();
+    assert_eq!(tables.backends().count(), 2);
+    let slots = tables.slots_by_backend(tables.service(&key).unwrap());
+    let owners: Vec<BackendKey> = slots.into_iter().map(|(backend, _)| backend).collect();
+    assert_eq!(owners, [node("10.0.0.2")]);
 }
 
 #[test]

@@ -227,7 +227,7 @@ fn a_backend_without_weight_keeps_its_entry_and_has_no_slot() {
     tables.put_service(key, &wanted).unwrap();
     assert_eq!(tables.backends().count(), 2);
     let slots = tables.slots_by_backend(tables.service(&key).unwrap());
-    let owners: Vec<BackendKey> = slots.into_iter().map(|(backend, _)| backend).collect();
+    let owners: Vec<BackendKey> = slots.into_keys().collect();
     assert_eq!(owners, [node("10.0.0.2")]);
 }
 

@@ -115,7 +115,7 @@ pub(crate) fn removal(removal: &Removal) -> String {
     line(
         &format!("open connections to {removed}"),
         format!(
-            "{}: {} reset, its pod is no backend any more",
+            "{}: {} broken, its pod is asked as a past owner",
             removal.of_removed,
             removal.of_removed - removal.of_removed_answered
         ),

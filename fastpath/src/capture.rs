@@ -5,33 +5,34 @@
 //! that is killed leaves its program in place, but the program copies nothing once the capture's lease has ended. The
 //! next capture or the agent removes it.
 
+mod error;
 mod headers;
+mod slot;
 
 use std::{
     fmt, io, process,
     time::{Duration, Instant},
 };
 
-pub use self::headers::{Headers, Packet};
-use aya::{
-    maps::{Array, Map, MapData, MapError, PerCpuArray, ProgramArray, RingBuf},
-    programs::{ProgramError, Xdp},
-};
-use aya_obj::programs::XdpAttachType;
+use aya::maps::{Map, MapData, PerCpuArray, RingBuf};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 pub use xdp_prog::capture::{Event, Filter, INTERFACES, Network, Outcomes, Reasons, SNAP_MAX};
-use xdp_prog::{
-    abi::map,
-    capture::{Settings, Slot},
-    reason::REASON_COUNT,
-};
+use xdp_prog::{abi::map, capture::Settings, reason::REASON_COUNT};
 use zerocopy::FromBytes;
 
+pub use self::{
+    error::CaptureError,
+    headers::{Headers, Packet},
+    slot::clear_away,
+};
+use self::{
+    error::failed,
+    slot::{CaptureSlot, open_pinned},
+};
 use crate::{
     clock::monotonic_ns,
     cpus,
-    pins::{PinError, Pins, read_link},
-    refusal::{Refusal, is_refusal},
+    pins::{Pins, read_link},
 };
 
 /// How long the programs copy frames without a renewal by the capturing process.
@@ -79,50 +80,6 @@ pub mod action {
     pub const TRANSMIT: u32 = 3;
     /// The frame leaves by another device (`XDP_REDIRECT`).
     pub const REDIRECT: u32 = 4;
-}
-
-/// Reasons why frames cannot be captured.
-#[derive(Debug, thiserror::Error)]
-pub enum CaptureError {
-    #[error(transparent)]
-    Pins(#[from] PinError),
-    #[error(
-        "the program is attached to no interface, by the pins below {root}; \
-         is the agent running, with this pin directory?"
-    )]
-    NotAttached { root: String },
-    #[error("interface {name}: the program is not attached to it, but to {attached}")]
-    OtherInterface {
-        name: String,
-        /// The interfaces that the program is attached to.
-        attached: String,
-    },
-    #[error("more than {INTERFACES} interfaces; name none to capture on all")]
-    Interfaces,
-    #[error(
-        "the running agent counts other reasons than this program knows: they are of different builds; use the \
-         agent's own"
-    )]
-    OtherBuild,
-    #[error("process {owner} captures already; there is one capture at a time on a machine")]
-    Busy { owner: u32 },
-    #[error("cannot {attempt}: {refusal}")]
-    Refused {
-        attempt: String,
-        refusal: Refusal,
-        #[source]
-        source: io::Error,
-    },
-    #[error("cannot use map {map}")]
-    Map {
-        map: &'static str,
-        #[source]
-        source: Box<MapError>,
-    },
-    #[error("cannot open the pinned program {}", Slot::Around.program())]
-    Program(#[source] Box<ProgramError>),
-    #[error("cannot wait for frames")]
-    Wait(#[source] io::Error),
 }
 
 /// A running capture; it ends when this is dropped.
@@ -239,7 +196,7 @@ impl Capture {
         match self.slot.owner()? {
             Some(owner) if owner == process::id() => {}
             // This process was held up for so long that its lease ended.
-            None => self.slot.program = None,
+            None => self.slot.forget_program(),
             Some(owner) => {
                 self.slot.is_rented = false;
                 return Err(CaptureError::Busy { owner });
@@ -276,101 +233,6 @@ impl Captured {
             after: rest.get(..event.after_copied as usize)?.to_vec(),
         })
     }
-}
-
-/// The slot of the capturing program, and the settings of the capture.
-struct CaptureSlot {
-    slots: ProgramArray<MapData>,
-    settings: Array<MapData, Settings>,
-    /// Id of the program that was put in the slot.
-    program: Option<u32>,
-    is_rented: bool,
-}
-
-impl CaptureSlot {
-    fn open(pins: &Pins) -> Result<Self, CaptureError> {
-        Ok(Self {
-            slots: open_pinned(pins, map::CAPTURE, Map::ProgramArray)?,
-            settings: open_pinned(pins, map::CAPTURE_SETTINGS, Map::Array)?,
-            program: None,
-            is_rented: false,
-        })
-    }
-
-    fn settings(&self) -> Result<Settings, CaptureError> {
-        let settings = self.settings.get(&0, 0);
-        settings.map_err(failed(map::CAPTURE_SETTINGS))
-    }
-
-    /// Returns the id of the process that captures, `None` if none does.
-    fn owner(&self) -> Result<Option<u32>, CaptureError> {
-        let settings = self.settings()?;
-        Ok((settings.owner != 0 && settings.until_ns > monotonic_ns()).then_some(settings.owner))
-    }
-
-    /// Writes the settings, which start or extend the lease.
-    fn rent(&mut self, settings: Settings) -> Result<(), CaptureError> {
-        let written = self.settings.set(0, settings, 0);
-        written.map_err(failed(map::CAPTURE_SETTINGS))?;
-        self.is_rented = true;
-        Ok(())
-    }
-
-    /// Puts the pinned program in the slot, unless it is there.
-    fn fill(&mut self, pins: &Pins) -> Result<(), CaptureError> {
-        let program =
-            Xdp::from_pin(pins.capture_program(), XdpAttachType::Interface).map_err(not_opened)?;
-        let id = program.info().map_err(not_opened)?.id();
-        if self.program != Some(id) {
-            let program = program.fd().map_err(not_opened)?;
-            let filled = self.slots.set(Slot::Around.index(), program, 0);
-            filled.map_err(failed(map::CAPTURE))?;
-            self.program = Some(id);
-        }
-        Ok(())
-    }
-
-    fn clear(&mut self) -> Result<(), CaptureError> {
-        if !self.is_rented {
-            return Ok(());
-        }
-        self.is_rented = false;
-        self.program = None;
-        match self.slots.clear_index(&Slot::Around.index()) {
-            // The slot is empty already.
-            Err(MapError::SyscallError(error))
-                if error.io_error.kind() == io::ErrorKind::NotFound => {}
-            result => result.map_err(failed(map::CAPTURE))?,
-        }
-        let mut settings = self.settings()?;
-        settings.owner = 0;
-        settings.until_ns = 0;
-        let written = self.settings.set(0, settings, 0);
-        written.map_err(failed(map::CAPTURE_SETTINGS))
-    }
-}
-
-fn open_pinned<M: TryFrom<Map, Error = MapError>>(
-    pins: &Pins,
-    name: &'static str,
-    wrap: fn(MapData) -> Map,
-) -> Result<M, CaptureError> {
-    M::try_from(wrap(pins.open_map(name)?)).map_err(failed(name))
-}
-
-/// Removes the program and settings of a capture that was killed. The agent calls this from time to time.
-///
-/// # Errors
-///
-/// Fails if the maps cannot be used.
-pub fn clear_away(pins: &Pins) -> Result<(), CaptureError> {
-    let mut slot = CaptureSlot::open(pins)?;
-    let settings = slot.settings()?;
-    if settings.owner != 0 && slot.owner()?.is_none() {
-        slot.is_rented = true;
-        slot.clear()?;
-    }
-    Ok(())
 }
 
 /// Finds the wanted interfaces among those that the program is attached to; all of them if none is wanted.
@@ -446,29 +308,4 @@ fn settings(options: &Options, interfaces: &[Interface]) -> Result<Settings, Cap
 fn sum(lost: &PerCpuArray<MapData, u64>) -> Result<u64, CaptureError> {
     let counts = lost.get(&0, 0).map_err(failed(map::EVENTS_LOST))?;
     Ok(counts.iter().sum())
-}
-
-fn failed(map: &'static str) -> impl Fn(MapError) -> CaptureError {
-    move |error| match error {
-        MapError::SyscallError(error) if is_refusal(&error.io_error) => CaptureError::Refused {
-            attempt: format!("use map {map}"),
-            refusal: Refusal::of_bpf(),
-            source: error.io_error,
-        },
-        source => CaptureError::Map {
-            map,
-            source: Box::new(source),
-        },
-    }
-}
-
-fn not_opened(error: ProgramError) -> CaptureError {
-    match error {
-        ProgramError::SyscallError(error) if is_refusal(&error.io_error) => CaptureError::Refused {
-            attempt: "open the capture program".to_owned(),
-            refusal: Refusal::of_bpf(),
-            source: error.io_error,
-        },
-        source => CaptureError::Program(Box::new(source)),
-    }
 }

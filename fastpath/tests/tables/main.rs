@@ -6,6 +6,8 @@
 )]
 
 mod changes;
+mod example;
+mod explain;
 mod flow_notes;
 mod ledger;
 mod loopback;
@@ -13,6 +15,7 @@ mod nat_edge;
 mod nat_pressure;
 mod nat_stress;
 mod owners;
+mod pods;
 mod services;
 #[expect(dead_code, reason = "the packet cases use the rest")]
 #[path = "../support/mod.rs"]

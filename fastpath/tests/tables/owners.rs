@@ -8,12 +8,13 @@ use etherparse::PacketBuilder;
 use fastpath::{
     load::{Loaded, Loader},
     nexthop::{NextHop, Resolution},
-    pins::Pins,
     tables::{
         Addresses, BackendSpec, OwnedBackend, Protocol, ServiceKey, ServiceSpec, TableError, Tables,
     },
 };
 use xdp_prog::abi::{Traffic, map};
+
+use crate::example::TestPins;
 
 const CLIENT: [u8; 4] = [192, 0, 2, 1];
 const NODE: &str = "10.0.0.2";
@@ -72,7 +73,7 @@ fn another_agent_goes_on_with_the_counters_of_each_service() {
         (82, of(2, &[POD])),
     ];
     let ids = {
-        let loaded = pins.load();
+        let loaded = load(&pins);
         let mut tables = open(&loaded);
         for (port, spec) in &specs {
             put(&mut tables, *port, spec);
@@ -80,7 +81,7 @@ fn another_agent_goes_on_with_the_counters_of_each_service() {
         }
         ids(&tables)
     };
-    let loaded = pins.load();
+    let loaded = load(&pins);
     let mut tables = open(&loaded);
     let counted = [((POD, 1), 3), ((POD, 2), 6)].into();
     assert_eq!(packets(&tables), counted);
@@ -98,7 +99,7 @@ fn backends_of_nobody_go_to_the_services_that_have_them() {
     let pins = TestPins::new("nobodys");
     let specs = [80, 81].map(|port| (port, of(u32::from(port), &[POD])));
     {
-        let loaded = pins.load();
+        let loaded = load(&pins);
         let mut tables = open(&loaded);
         for (port, _) in &specs {
             put(&mut tables, *port, &of(0, &[POD]));
@@ -106,7 +107,7 @@ fn backends_of_nobody_go_to_the_services_that_have_them() {
         }
         assert_eq!(packets(&tables), [((POD, 0), 2)].into());
     }
-    let loaded = pins.load();
+    let loaded = load(&pins);
     let mut tables = open(&loaded);
     for (port, spec) in &specs {
         put(&mut tables, *port, spec);
@@ -263,26 +264,6 @@ fn resolved(router: u8) -> Resolution {
     })
 }
 
-/// A pin directory of one test's own, removed with everything in it.
-struct TestPins(Pins);
-
-impl TestPins {
-    fn new(test: &str) -> Self {
-        let process = std::process::id();
-        let directory = format!("/sys/fs/bpf/guideway-owners-{process}-{test}");
-        Self(Pins::new(directory))
-    }
-
-    fn load(&self) -> Loaded {
-        sized(Loader::pinned(self.0.clone())).load().unwrap()
-    }
-}
-
-impl Drop for TestPins {
-    fn drop(&mut self) {
-        let removed = self.0.remove_all();
-        if !std::thread::panicking() {
-            removed.unwrap();
-        }
-    }
+fn load(pins: &TestPins) -> Loaded {
+    sized(Loader::pinned(pins.0.clone())).load().unwrap()
 }

@@ -6,23 +6,25 @@ use std::{
     sync::Arc,
 };
 
-use aya::maps::{Array, HashMap, Map, MapData};
+use aya::maps::{Array, HashMap, Map};
 use fastpath::{
     load::{Loaded, Loader},
-    nexthop::{NextHop, Reason, Resolution},
-    pins::Pins,
+    nexthop::{NextHop, Resolution},
     tables::{
-        Addresses, BackendKey, BackendSpec, ForwardMode, NatSettings, Outcome, OwnedBackend,
-        Protocol, ServiceKey, ServiceSpec, Settings, TableError, Tables, Trace,
+        Addresses, BackendKey, BackendSpec, ForwardMode, NatSettings, Outcome, Protocol,
+        ServiceKey, ServiceSpec, Settings, TableError, Tables,
     },
 };
 use xdp_prog::abi::{
-    AddressKey, BACKEND_V4, Backend, Bucket, Config, IndexEntry, IndexKey, PathReport, Pod, PodKey,
-    ServiceKeyV4, Slot, SlotPair, Tag, Traffic, egress_port, map,
+    AddressKey, BACKEND_V4, Backend, Bucket, Config, IndexEntry, IndexKey, PathReport,
+    ServiceKeyV4, Slot, SlotPair, Tag, Traffic, map,
 };
 use xdp_prog::reason::PassReason;
 
-use crate::STUBS;
+use crate::example::{
+    TestPins, address, array, nobodys, node, pod_count, pods, resolved, service, sized, small,
+    spec, stray_pod,
+};
 
 #[test]
 fn a_service_leads_to_its_backends_in_proportion_to_their_weights() {
@@ -37,44 +39,6 @@ fn a_service_leads_to_its_backends_in_proportion_to_their_weights() {
     let slots = tables.slots_by_backend(installed);
     assert_eq!(slots[&node("10.0.0.1")], 64);
     assert_eq!(slots[&node("10.0.0.2")], 192);
-}
-
-#[test]
-fn a_flow_is_explained_down_to_its_next_hop() {
-    let (_loaded, mut tables) = small();
-    let key = service("10.99.0.1:80/tcp");
-    tables.put_service(key, &spec(&[("10.0.0.1", 1)])).unwrap();
-    let from: SocketAddr = "192.0.2.1:4711".parse().unwrap();
-
-    let unresolved = tables.which(&key, from, 0).unwrap();
-    assert_eq!(unresolved.choice.unwrap().backend, node("10.0.0.1"));
-    assert_eq!(unresolved.verdict, Outcome::Drop("next_hop_unresolved"));
-
-    tables
-        .set_next_hop(address("10.0.0.1"), resolved(7))
-        .unwrap();
-    let verdict = tables.which(&key, from, 0).unwrap().verdict;
-    assert_eq!(verdict, Outcome::Forward(7));
-
-    tables
-        .set_next_hop(address("10.0.0.1"), Resolution::Local)
-        .unwrap();
-    assert_eq!(
-        tables.which(&key, from, 0).unwrap().verdict,
-        Outcome::Pass("local_backend")
-    );
-    let reason = Resolution::Unresolved(Reason::LinkDown);
-    tables.set_next_hop(address("10.0.0.1"), reason).unwrap();
-    let verdict = tables.which(&key, from, 0).unwrap().verdict;
-    assert_eq!(verdict, Outcome::Drop("next_hop_unresolved"));
-
-    let other_family: SocketAddr = "[2001:db8::1]:4711".parse().unwrap();
-    assert_eq!(tables.which(&key, other_family, 0), None);
-    let unknown = tables.which(&service("10.99.0.1:81/tcp"), from, 0).unwrap();
-    assert_eq!(
-        (unknown.choice, unknown.verdict),
-        (None, Outcome::Pass("no_service"))
-    );
 }
 
 #[test]
@@ -393,113 +357,6 @@ fn another_agent_adopts_ids_runs_and_slots() {
 }
 
 #[test]
-fn pods_are_here_when_their_node_is_this_machine() {
-    let (loaded, mut tables) = small();
-    let key = service("10.99.0.1:80/tcp");
-    let wanted = pods(&[
-        ("10.0.0.1", "10.244.0.5:8080"),
-        ("10.0.0.2", "10.244.1.6:8080"),
-    ]);
-    tables.put_service(key, &wanted).unwrap();
-    let local = |tables: &Tables| {
-        let service = tables.services().next().unwrap().1;
-        (service.local_pods(), service.local.is_some())
-    };
-    assert_eq!((local(&tables), pod_count(&loaded)), ((0, false), 0));
-
-    for here in [Resolution::Local, Resolution::Local] {
-        tables.set_next_hop(address("10.0.0.1"), here).unwrap();
-        assert_eq!((local(&tables), pod_count(&loaded)), ((1, true), 1));
-    }
-    tables
-        .set_next_hop(address("10.0.0.2"), Resolution::Local)
-        .unwrap();
-    assert_eq!((local(&tables), pod_count(&loaded)), ((2, true), 2));
-    tables
-        .set_next_hop(address("10.0.0.1"), resolved(7))
-        .unwrap();
-    assert_eq!((local(&tables), pod_count(&loaded)), ((1, true), 1));
-    tables
-        .put_service(key, &pods(&[("10.0.0.1", "10.244.0.5:8080")]))
-        .unwrap();
-    assert_eq!((local(&tables), pod_count(&loaded)), ((0, false), 0));
-}
-
-#[test]
-fn pods_of_one_node_are_backends_of_their_own() {
-    let (_loaded, mut tables) = small();
-    let wanted = pods(&[
-        ("10.0.0.1", "10.244.0.5:8080"),
-        ("10.0.0.1", "10.244.0.6:8080"),
-    ]);
-    for port in [80, 81] {
-        let key = service(&format!("10.99.0.1:{port}/tcp"));
-        tables.put_service(key, &wanted).unwrap();
-    }
-    let backends: Vec<(String, u32)> = tables
-        .backends()
-        .map(|(owned, backend)| (owned.key.to_string(), backend.services))
-        .collect();
-    assert_eq!(
-        backends,
-        [
-            ("10.244.0.5:8080 on 10.0.0.1".to_owned(), 2),
-            ("10.244.0.6:8080 on 10.0.0.1".to_owned(), 2)
-        ]
-    );
-}
-
-#[test]
-fn a_pod_that_shares_its_tag_is_reported() {
-    let (_loaded, mut tables) = small();
-    let key = service("10.99.0.1:80/tcp");
-    let wanted = pods(&[("10.0.0.1", "10.244.8.5:80"), ("10.0.0.1", "10.244.0.5:80")]);
-    tables.put_service(key, &wanted).unwrap();
-    let installed = tables.services().next().unwrap().1;
-    let left_out: Vec<String> = installed
-        .left_out()
-        .iter()
-        .map(|pod| pod.to_string())
-        .collect();
-    assert_eq!(left_out, ["10.244.8.5:80 on 10.0.0.1"]);
-    assert_eq!(tables.slots_by_backend(installed).len(), 1);
-}
-
-#[test]
-fn a_full_table_of_pods_refuses_and_keeps_the_rest() {
-    let loaded = sized(Loader::unpinned())
-        .max_entries(map::PODS, 2)
-        .load()
-        .unwrap();
-    let mut tables = Tables::open(&loaded).unwrap();
-    tables
-        .set_next_hop(address("10.0.0.1"), Resolution::Local)
-        .unwrap();
-    let key = service("10.99.0.1:80/tcp");
-    let one = pods(&[("10.0.0.1", "10.244.0.5:80")]);
-    tables.put_service(key, &one).unwrap();
-    let before = tables.fill();
-    let many: Vec<(&str, &str)> = vec![
-        ("10.0.0.1", "10.244.0.5:81"),
-        ("10.0.0.1", "10.244.0.6:80"),
-        ("10.0.0.1", "10.244.0.7:80"),
-        ("10.0.0.1", "10.244.0.8:80"),
-        ("10.0.0.1", "10.244.0.9:80"),
-    ];
-    let error = tables.put_service(key, &pods(&many)).unwrap_err();
-    assert!(
-        matches!(error, TableError::TableFull { map: map::PODS, .. }),
-        "{error}"
-    );
-    assert_eq!(*tables.specs()[&key], one);
-    assert_eq!(pod_count(&loaded), 1);
-    let new = service("10.99.0.1:81/tcp");
-    tables.put_service(new, &pods(&many)).unwrap_err();
-    tables.reclaim();
-    assert_eq!(tables.fill(), before);
-}
-
-#[test]
 fn another_agent_adopts_pods_and_policies() {
     let pins = TestPins::new("pods");
     let key = service("10.99.0.1:80/tcp");
@@ -552,101 +409,6 @@ fn another_agent_adopts_pods_and_policies() {
     // Under other rules it has another id; what lies under the old one waits for packets that have met it.
     tables.reclaim();
     assert_eq!(pod_count(&loaded), 0);
-}
-
-#[test]
-fn egress_looks_at_the_ports_of_pods_here_and_at_node_ports() {
-    let pins = TestPins::new("ports");
-    let loaded = pins.load();
-    let mut tables = Tables::open(&loaded).unwrap();
-    assert!(egress_ports(&loaded).is_empty());
-    let (first, second) = (service("10.99.0.1:80/tcp"), service("10.99.0.2:80/udp"));
-    let (here, there) = (
-        ("10.0.0.1", "10.244.0.5:8080"),
-        ("10.0.0.2", "10.244.1.6:81"),
-    );
-    let also_here = ("10.0.0.1", "10.244.0.6:8080");
-    tables.put_service(first, &pods(&[here, there])).unwrap();
-    assert!(egress_ports(&loaded).is_empty());
-    let local = Resolution::Local;
-    tables.set_next_hop(address("10.0.0.1"), local).unwrap();
-    assert_eq!(egress_ports(&loaded), [8080]);
-
-    // Several pods and services have it; the last one that goes takes it along, after a grace period.
-    tables.put_service(second, &pods(&[also_here])).unwrap();
-    tables.put_service(first, &pods(&[there])).unwrap();
-    tables.reclaim();
-    assert_eq!(egress_ports(&loaded), [8080]);
-    let other = ("10.0.0.1", "10.244.0.6:65535");
-    tables.put_service(second, &pods(&[other])).unwrap();
-    assert_eq!(egress_ports(&loaded), [8080, 65_535]);
-    tables.reclaim();
-    assert_eq!(egress_ports(&loaded), [65_535]);
-    tables.put_service(first, &pods(&[here])).unwrap();
-    tables.remove_service(&second).unwrap();
-    assert_eq!(egress_ports(&loaded), [8080, 65_535]);
-    tables.reclaim();
-    assert_eq!(egress_ports(&loaded), [8080]);
-
-    let node_port = ServiceSpec {
-        node_port: true,
-        ..spec(&[("10.0.0.2", 1)])
-    };
-    tables
-        .put_service(service("10.0.0.1:30080/tcp"), &node_port)
-        .unwrap();
-    assert_eq!(egress_ports(&loaded), [8080, 30_080]);
-    drop(tables);
-    // What a killed agent may leave, and what it may have had no time for.
-    let mut ports = array::<u64>(&loaded, map::EGRESS_PORTS);
-    ports.set(0, 1 << 7, 0).unwrap();
-    ports.set(8080 / 64, 0, 0).unwrap();
-    let mut tables = Tables::open(&loaded).unwrap();
-    assert_eq!(egress_ports(&loaded), [8080, 30_080]);
-
-    let elsewhere = ServiceSpec {
-        node_port: false,
-        ..node_port
-    };
-    tables
-        .put_service(service("10.0.0.1:30080/tcp"), &elsewhere)
-        .unwrap();
-    tables.reclaim();
-    assert_eq!(egress_ports(&loaded), [8080]);
-}
-
-/// A service that is about to be written when what is retired must make room for it.
-#[test]
-fn port_of_a_new_pod_is_looked_at_though_room_must_be_made() {
-    let loaded = sized(Loader::unpinned())
-        .max_entries(map::PODS, 1)
-        .load()
-        .unwrap();
-    let mut tables = Tables::open(&loaded).unwrap();
-    let local = Resolution::Local;
-    tables.set_next_hop(address("10.0.0.1"), local).unwrap();
-    let key = service("10.99.0.1:80/tcp");
-    let one = pods(&[("10.0.0.1", "10.244.0.5:8080")]);
-    tables.put_service(key, &one).unwrap();
-    let sticky = ServiceSpec {
-        affinity: Some(9),
-        ..pods(&[("10.0.0.1", "10.244.0.5:81")])
-    };
-    // Its old pod waits for packets under way.
-    tables.remove_service(&key).unwrap();
-    tables.put_service(key, &sticky).unwrap();
-    assert_eq!(egress_ports(&loaded), [81, 8080]);
-    tables.reclaim();
-    assert_eq!(egress_ports(&loaded), [81]);
-}
-
-fn egress_ports(loaded: &Loaded) -> Vec<u16> {
-    let words = array::<u64>(loaded, map::EGRESS_PORTS);
-    let is_there = |port: &u16| {
-        let (index, bit) = egress_port(*port);
-        words.get(&index, 0).unwrap() & bit != 0
-    };
-    (0..=u16::MAX).filter(is_there).collect()
 }
 
 #[test]
@@ -710,106 +472,6 @@ fn clients_with_affinity_keep_their_backend_whatever_their_port() {
             .collect();
         assert_eq!(chosen.len(), 1, "client {client}");
     }
-}
-
-#[test]
-fn a_trace_tells_every_step_and_changes_nothing() {
-    let (_loaded, mut tables) = small();
-    tables
-        .set_next_hop(address("10.0.0.2"), resolved(7))
-        .unwrap();
-    tables
-        .set_next_hop(address("10.0.0.1"), Resolution::Local)
-        .unwrap();
-    let there = service("10.99.0.1:80/tcp");
-    tables
-        .put_service(there, &pods(&[("10.0.0.2", "10.244.1.6:8080")]))
-        .unwrap();
-    let here = service("10.99.0.2:80/tcp");
-    tables
-        .put_service(here, &pods(&[("10.0.0.1", "10.244.0.5:8080")]))
-        .unwrap();
-    let before = tables.counters().unwrap();
-    let from: SocketAddr = "192.0.2.1:4711".parse().unwrap();
-
-    let trace = tables.trace(&there, from, 0).unwrap();
-    assert_eq!(trace.verdict, Outcome::Forward(7));
-    let said = |trace: &Trace, name: &str, text: &str| {
-        let steps = trace.steps.iter().filter(|step| step.name == name);
-        assert!(
-            steps.clone().any(|step| step.text.contains(text)),
-            "{name}: {text}: {trace:?}"
-        );
-    };
-    said(&trace, "parse", "TCP from 192.0.2.1 to 10.99.0.1");
-    said(&trace, "ports", "4711 to 80");
-    said(&trace, "service", "10.99.0.1:80, mode ipip (pods)");
-    said(&trace, "slot", "of 1");
-    said(&trace, "backend", "10.244.1.6:8080 on 10.0.0.2, tag 262");
-    said(&trace, "next hop", "device 7, MAC 02:00:00:00:00:02");
-    said(&trace, "count", "1 packet, 40 bytes");
-    // The outer header carries the pod's tag: 10.244.1.6's low eleven bits are 0x106.
-    assert_eq!(trace.after.len(), trace.before.len() + 20);
-    assert_eq!(trace.after[18..20], [0x01, 0x06]);
-
-    let delivered = tables.trace(&here, from, 0).unwrap();
-    assert_eq!(delivered.verdict, Outcome::Pass("delivered"));
-    said(&delivered, "stage", "guideway_local");
-    said(&delivered, "next hop", "this machine");
-    assert_eq!(delivered.after[30..34], [10, 244, 0, 5]);
-    assert_eq!(
-        tables.which(&here, from, 0).unwrap().verdict,
-        Outcome::Pass("delivered")
-    );
-
-    // What the edge sent, as its node sees it.
-    let local = Addresses {
-        local: BTreeSet::from([address("10.0.0.2")]),
-        ..Addresses::default()
-    };
-    tables.set_addresses(local.into()).unwrap();
-    tables
-        .set_trusted_edges(&BTreeSet::from(["10.0.0.100/32".parse().unwrap()]))
-        .unwrap();
-    tables
-        .set_next_hop(address("10.0.0.2"), Resolution::Local)
-        .unwrap();
-    let received = tables.trace_frame(&trace.after, 1);
-    assert_eq!(received.verdict, Outcome::Pass("delivered"), "{received:?}");
-    said(&received, "parse", "IP-in-IP from 10.0.0.100 to 10.0.0.2");
-    said(&received, "inner", "TCP from 192.0.2.1 to 10.99.0.1");
-    said(&received, "pod", "tag 262 is backend");
-    assert_eq!(received.after[30..34], [10, 244, 1, 6]);
-
-    let short = tables.trace_frame(&trace.after[..20], 1);
-    assert_eq!(short.verdict, Outcome::Pass("truncated_ip"));
-    assert_eq!(tables.counters().unwrap(), before);
-}
-
-#[test]
-fn a_trace_follows_nat() {
-    let (_loaded, mut tables) = small();
-    let settings = Settings {
-        nat: Some(NatSettings::default()),
-        ..Settings::default()
-    };
-    tables.set_settings(settings).unwrap();
-    tables
-        .set_next_hop(address("10.0.0.7"), resolved(7))
-        .unwrap();
-    let key = service("10.99.0.1:80/tcp");
-    let spec = ServiceSpec {
-        mode: ForwardMode::Nat,
-        backends: vec![BackendSpec::nat("10.0.0.7:8080".parse().unwrap(), 1)],
-        ..ServiceSpec::default()
-    };
-    tables.put_service(key, &spec).unwrap();
-    let trace = tables
-        .trace(&key, "192.0.2.1:4711".parse().unwrap(), 0)
-        .unwrap();
-    assert_eq!(trace.verdict, Outcome::Forward(7), "{trace:?}");
-    assert_eq!(trace.after[26..34], [10, 0, 0, 100, 10, 0, 0, 7]);
-    assert_eq!(trace.after[36..38], 8080_u16.to_be_bytes());
 }
 
 #[test]
@@ -1088,10 +750,6 @@ fn a_key_that_leads_to_another_services_entry_is_removed() {
 }
 
 /// Opens an array map, to leave what an agent that is killed would.
-fn array<T: aya::Pod>(loaded: &Loaded, name: &str) -> Array<MapData, T> {
-    Array::try_from(Map::Array(loaded.map(name).unwrap())).unwrap()
-}
-
 type Slots = Vec<(ServiceKey, Vec<(BackendKey, u32)>)>;
 
 fn slots(tables: &Tables) -> Slots {
@@ -1218,112 +876,4 @@ fn a_path_is_as_small_as_a_router_says_that_knows_the_tag() {
     }
     tables.watch_paths().unwrap();
     assert!(!tables.has_paths());
-}
-
-fn small() -> (Loaded, Tables) {
-    let loaded = sized(Loader::unpinned()).load().unwrap();
-    let tables = Tables::open(&loaded).unwrap();
-    (loaded, tables)
-}
-
-fn sized(loader: Loader) -> Loader {
-    loader
-        .object(&STUBS)
-        .max_entries(map::LUT, 2048)
-        .max_entries(map::SERVICE, 64)
-        .max_entries(map::SERVICE_TRAFFIC, 64)
-        .max_entries(map::BACKENDS, 64)
-        .max_entries(map::BACKEND_TRAFFIC, 64)
-        .max_entries(map::NEXTHOPS, 64)
-}
-
-fn spec(backends: &[(&str, u32)]) -> ServiceSpec {
-    ServiceSpec {
-        backends: backends
-            .iter()
-            .map(|(text, weight)| BackendSpec::node(address(text), *weight))
-            .collect(),
-        ..ServiceSpec::default()
-    }
-}
-
-/// Describes a service of pods, each with its node.
-fn pods(backends: &[(&str, &str)]) -> ServiceSpec {
-    let backend =
-        |(node, pod): &(&str, &str)| BackendSpec::pod(address(node), pod.parse().unwrap(), 1);
-    ServiceSpec {
-        backends: backends.iter().map(backend).collect(),
-        ..ServiceSpec::default()
-    }
-}
-
-fn pod_map(loaded: &Loaded) -> HashMap<MapData, PodKey, Pod> {
-    HashMap::try_from(Map::HashMap(loaded.map(map::PODS).unwrap())).unwrap()
-}
-
-fn pod_count(loaded: &Loaded) -> usize {
-    pod_map(loaded).keys().count()
-}
-
-fn stray_pod(loaded: &Loaded) {
-    let key = PodKey::new(50, Tag(5));
-    pod_map(loaded).insert(key, Pod::new(key, 1), 0).unwrap();
-}
-
-fn node(text: &str) -> BackendKey {
-    BackendKey {
-        address: address(text),
-        pod: None,
-        nat: false,
-    }
-}
-
-fn nobodys(text: &str) -> OwnedBackend {
-    OwnedBackend {
-        key: node(text),
-        owner: 0,
-    }
-}
-
-fn resolved(ifindex: u32) -> Resolution {
-    Resolution::Resolved(NextHop {
-        ifindex,
-        source_mac: [2, 0, 0, 0, 0, 1],
-        destination_mac: [2, 0, 0, 0, 0, 2],
-        via_gateway: false,
-        vlan: None,
-        mtu: 1500,
-        source: Some(address("10.0.0.100")),
-    })
-}
-
-fn service(text: &str) -> ServiceKey {
-    text.parse().unwrap()
-}
-
-fn address(text: &str) -> IpAddr {
-    text.parse().unwrap()
-}
-
-/// A pin directory of this test's own, removed with everything in it.
-struct TestPins(Pins);
-
-impl TestPins {
-    fn new(test: &str) -> Self {
-        let directory = format!("/sys/fs/bpf/guideway-test-{}-{test}", std::process::id());
-        Self(Pins::new(directory))
-    }
-
-    fn load(&self) -> Loaded {
-        sized(Loader::pinned(self.0.clone())).load().unwrap()
-    }
-}
-
-impl Drop for TestPins {
-    fn drop(&mut self) {
-        let removed = self.0.remove_all();
-        if !std::thread::panicking() {
-            removed.unwrap();
-        }
-    }
 }

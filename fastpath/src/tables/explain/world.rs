@@ -1,33 +1,33 @@
 //! The live tables as the datapath's code sees them, read only.
 
+mod nat;
+
 use std::{
-    cell::{Cell, OnceCell, RefCell},
-    collections::HashMap,
+    cell::{Cell, RefCell},
     net::SocketAddr,
 };
 
 use aya::maps::lpm_trie::Key;
 use xdp_prog::{
     abi::{
-        AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, IndexEntry, IndexKey, NatBegun,
-        NatCount, NatForward, NatMark, NatReverse, NextHop, Past, PastOwner, PathReport, Pin, Pod,
-        PodFlow, PodKey, Service, ServiceKeyV4, ServiceKeyV6, Slot, SourcePrefix, TaggedLink,
-        Tuple,
+        AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, IndexEntry, IndexKey, NextHop,
+        Past, PastOwner, PathReport, Pin, Pod, PodFlow, PodKey, Service, ServiceKeyV4,
+        ServiceKeyV6, Slot, SourcePrefix, TaggedLink, Tuple,
     },
     wire::protocol,
     world::{
         self, Announcements, Answers, FlowTable, Flows, Fragments, HandOver, HandOvers, Inserted,
-        NatFlows, NatState, Origin, Paths, PinTable, Pins, Probes, Relay, Shortcuts, Taken,
-        Translation,
+        Paths, PinTable, Pins, Probes, Relay, Shortcuts, Translation,
     },
 };
 use zerocopy::IntoBytes as _;
 
+use self::nat::NatChanges;
 use super::{
-    super::{Tables, encode::backend_key, syscall_map::SyscallMap, types::address_of},
+    super::{Tables, encode::backend_key, types::address_of},
     fib::Fib,
 };
-use crate::{clock::coarse_ns, facts};
+use crate::clock::coarse_ns;
 
 /// The tables for one packet, which changes nothing in them.
 #[derive(Debug)]
@@ -38,10 +38,7 @@ pub(super) struct ReadOnly<'t> {
     looked_up: RefCell<Vec<LookUp>>,
     handed_over: Cell<HandOver>,
     relayed: Cell<[u64; 4]>,
-    nat_taken: Taken,
-    translation: OnceCell<Translation>,
-    nat_forward: Overlay<NatForward>,
-    nat_reverse: Overlay<NatReverse>,
+    nat: NatChanges,
 }
 
 /// A counter that the packet would have moved.
@@ -70,6 +67,12 @@ pub(super) enum LookUp {
     Pod(u16, Option<u32>),
     /// A slot, by its index in the arena.
     Slot(u32),
+    /// How many past owners the slot has, if any.
+    PastOwners(u32),
+    /// A past owner, by its id.
+    PastOwner(u32),
+    /// A pin of the flow, to the backend of this id.
+    Pin(PinTable, u32),
     /// A backend, by its id.
     Backend(u32),
 }
@@ -84,15 +87,12 @@ impl<'t> ReadOnly<'t> {
             looked_up: RefCell::default(),
             handed_over: Cell::default(),
             relayed: Cell::default(),
-            nat_taken: Taken::default(),
-            translation: OnceCell::new(),
-            nat_forward: Overlay::default(),
-            nat_reverse: Overlay::default(),
+            nat: NatChanges::default(),
         }
     }
 
     pub(super) fn translation(&self) -> Option<&Translation> {
-        self.translation.get()
+        self.nat.translation.get()
     }
 
     pub(super) fn fib(&self) -> &Fib {
@@ -224,7 +224,9 @@ impl Answers for ReadOnly<'_> {
 /// Pins nothing, and its allowance is full.
 impl Pins for ReadOnly<'_> {
     fn pin(&self, table: PinTable, flow: &Tuple) -> Option<Pin> {
-        self.tables.pins[table as usize].get(flow)
+        let pin = self.tables.pins[table as usize].get(flow)?;
+        self.note(LookUp::Pin(table, pin.backend()));
+        Some(pin)
     }
 
     fn set_pin(&self, _: PinTable, _: &Tuple, _: Pin) {}
@@ -246,137 +248,6 @@ impl Fragments for ReadOnly<'_> {
     }
 
     fn publish(&self, _: &Tuple, _: &Datagram) {}
-}
-
-impl NatFlows for ReadOnly<'_> {
-    fn see_nat_forward(
-        &self,
-        key: &Tuple,
-        renew: impl FnOnce(&NatForward) -> Option<NatMark>,
-    ) -> Option<NatForward> {
-        let seen = self
-            .nat_forward
-            .get(&self.tables.nat.entries.forward, key)?;
-        if let Some(mark) = renew(&seen) {
-            self.replace_nat_mark(key, seen.mark, mark);
-        }
-        Some(seen)
-    }
-
-    fn replace_nat_mark(&self, key: &Tuple, expected: NatMark, mark: NatMark) -> bool {
-        let entry = self.nat_forward.get(&self.tables.nat.entries.forward, key);
-        let Some(mut entry) = entry.filter(|entry| entry.mark == expected) else {
-            return false;
-        };
-        entry.mark = mark;
-        self.nat_forward.set(key, Some(entry));
-        true
-    }
-
-    fn see_nat_reverse(&self, key: &Tuple) -> Option<NatReverse> {
-        self.nat_reverse.get(&self.tables.nat.entries.reverse, key)
-    }
-
-    fn nat_state(&self, key: &Tuple) -> Option<NatState> {
-        let entry = self.see_nat_reverse(key)?;
-        entry.is_for(key).then(|| NatState::of(&entry))
-    }
-
-    fn note_nat_reverse(&self, key: &Tuple, state: NatState) {
-        if let Some(mut entry) = self.see_nat_reverse(key) {
-            state.store(&mut entry);
-            self.nat_reverse.set(key, Some(entry));
-        }
-    }
-
-    fn insert_nat_forward(&self, key: &Tuple, entry: &NatForward) -> Inserted {
-        self.nat_forward
-            .insert(&self.tables.nat.entries.forward, key, *entry)
-    }
-
-    fn insert_nat_reverse(
-        &self,
-        key: &Tuple,
-        forward: &Tuple,
-        client: &Origin,
-        mark: NatMark,
-    ) -> Inserted {
-        let entry = NatReverse::new(key, forward, client.ifindex, client.link, mark);
-        self.nat_reverse
-            .insert(&self.tables.nat.entries.reverse, key, entry)
-    }
-
-    fn remove_nat_forward(&self, key: &Tuple) {
-        self.nat_forward.set(key, None);
-    }
-
-    fn remove_nat_reverse(&self, key: &Tuple) {
-        self.nat_reverse.set(key, None);
-    }
-
-    fn move_nat_client(&self, _: &Tuple, _: &Tuple, _: &Origin) {}
-
-    fn claim_nat(&self, _: &Tuple) -> bool {
-        true
-    }
-
-    fn release_nat(&self, _: &Tuple) {}
-
-    fn nat_count(&self, service: u32) -> NatCount {
-        self.tables.nat.counts.get(&service).unwrap_or_default()
-    }
-
-    fn count_nat(&self, _: u32, _: i64, _: i64) {}
-
-    fn nat_begun(&self, index: u32) -> NatBegun {
-        self.tables.nat.begun.get(&index).unwrap_or_default()
-    }
-
-    fn note_nat_begun(&self, _: u32, _: NatBegun) {}
-
-    fn taken(&self) -> Option<&Taken> {
-        Some(&self.nat_taken)
-    }
-
-    fn device_mtu(&self, ifindex: u32) -> Option<u16> {
-        let mtu = *facts::mtus().ok()?.get(&facts::device_name(ifindex)?)?;
-        Some(u16::try_from(mtu).unwrap_or(u16::MAX))
-    }
-
-    fn keep(&self, translation: Translation) -> Option<&Translation> {
-        Some(self.translation.get_or_init(|| translation))
-    }
-}
-
-/// The changes that the packet would make to one map; `None` for a removed key.
-#[derive(Debug)]
-struct Overlay<V>(RefCell<HashMap<Tuple, Option<V>>>);
-
-impl<V> Default for Overlay<V> {
-    fn default() -> Self {
-        Self(RefCell::default())
-    }
-}
-
-impl<V: aya::Pod> Overlay<V> {
-    fn get(&self, map: &SyscallMap<Tuple, V>, key: &Tuple) -> Option<V> {
-        match self.0.borrow().get(key) {
-            Some(changed) => *changed,
-            None => map.get(key),
-        }
-    }
-
-    fn set(&self, key: &Tuple, value: Option<V>) {
-        self.0.borrow_mut().insert(*key, value);
-    }
-
-    fn insert(&self, map: &SyscallMap<Tuple, V>, key: &Tuple, value: V) -> Inserted {
-        if self.get(map, key).is_some() {
-            return Inserted::Exists;
-        }
-        self.set(key, Some(value));
-        Inserted::Done
-    }
 }
 
 impl Probes for ReadOnly<'_> {
@@ -469,11 +340,17 @@ impl world::Tables for ReadOnly<'_> {
     }
 
     fn past(&self, index: u32) -> Past {
-        self.tables.pasts.word(index)
+        let past = self.tables.pasts.word(index);
+        if past.count() != 0 {
+            self.note(LookUp::PastOwners(past.count()));
+        }
+        past
     }
 
     fn past_owner(&self, index: u32) -> PastOwner {
-        self.tables.pasts.owner(index)
+        let owner = self.tables.pasts.owner(index);
+        self.note(LookUp::PastOwner(owner.backend()));
+        owner
     }
 
     fn backend(&self, id: u32) -> Option<&Backend> {

@@ -2,8 +2,10 @@
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
+use aya::maps::{HashMap, Map};
 use etherparse::PacketBuilder;
 use fastpath::{
+    clock::coarse_ns,
     nexthop::{Reason, Resolution},
     tables::{
         Addresses, BackendSpec, ForwardMode, NatSettings, Outcome, ServiceSpec, Settings, Tables,
@@ -11,7 +13,9 @@ use fastpath::{
     },
 };
 
-use crate::example::{address, node, pods, resolved, service, small, spec};
+use xdp_prog::abi::{AddressKey, Backend, PastPair, Pin, Tuple, map};
+
+use crate::example::{address, array, node, pods, resolved, service, small, spec};
 
 #[test]
 fn a_flow_is_explained_down_to_its_next_hop() {
@@ -145,8 +149,8 @@ fn a_trace_follows_nat() {
 }
 
 #[test]
-fn a_trace_tells_which_past_owner_is_tried() {
-    let (_loaded, mut tables) = small();
+fn a_trace_tells_past_owners_and_the_pin_of_a_flow() {
+    let (loaded, mut tables) = small();
     let key = service("10.99.0.1:80/tcp");
     for node in ["10.0.0.1", "10.0.0.2"] {
         tables.set_next_hop(address(node), resolved(7)).unwrap();
@@ -171,6 +175,28 @@ fn a_trace_tells_which_past_owner_is_tried() {
     let trace = tables.trace_frame(&segment, 0);
     assert_eq!(trace.verdict, Outcome::Forward(7));
     said(&trace, "past", "past owners of the slot: 1");
+    said(&trace, "backend", "10.244.1.6:8080 on 10.0.0.2");
+
+    // As if the past owner had kept the flow.
+    let past_owner = tables
+        .backends()
+        .find(|(owned, _)| owned.key.address == address("10.0.0.1"));
+    let id = past_owner.unwrap().1.id;
+    let backend = array::<Backend>(&loaded, map::BACKENDS)
+        .get(&id, 0)
+        .unwrap();
+    let [client, vip] = [[192, 0, 2, 1], [10, 99, 0, 1]].map(AddressKey::v4);
+    let flow = Tuple::new(client, vip, 4711_u16.to_be_bytes(), [0, 80], 6);
+    let mut pins: HashMap<_, Tuple, u64> =
+        HashMap::try_from(Map::LruHashMap(loaded.map(map::PINS).unwrap())).unwrap();
+    let pin = Pin::new(&flow, id, &backend, coarse_ns());
+    pins.insert(flow, pin.0, 0).unwrap();
+    let slot = tables.services().next().unwrap().1.run.base;
+    let mut pasts = array::<u64>(&loaded, map::PASTS);
+    let pair = PastPair(pasts.get(&(slot / 2), 0).unwrap()).pinned(slot);
+    pasts.set(slot / 2, pair.0, 0).unwrap();
+    let trace = tables.trace_frame(&segment, 0);
+    said(&trace, "pin", &format!("pinned, to backend {id}"));
     said(&trace, "backend", "10.244.0.5:8080 on 10.0.0.1");
     assert_eq!(trace.after[30..34], [10, 0, 0, 1]);
 }

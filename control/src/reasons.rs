@@ -77,8 +77,8 @@ explanations! {
             "The first fragment of an ICMP message to a VIP is no ping, or has IP options. Or a trusted edge has sent a fragment of an ICMP message.";
             "No ordinary sender does this: look at the source with `guideway capture reason fragmented_icmp -w FILE`.";
         "icmp_options": "ICMP with IP options";
-            "ICMP to a VIP with IP options or extension headers, which an answer would have to carry too.";
-            "Nothing, unless a client of yours needs it: VIPs answer `ping` without options only.";
+            "ICMP to a VIP with IPv6 extension headers, or with IPv4 options that an answer would have to carry too. Whole echo requests with Record Route and Timestamp options are answered.";
+            "Nothing, unless a client of yours needs it: VIPs answer `ping`, also with `-R` or `-T`.";
         "answer_limited": "source had enough answers";
             "A RST or an ICMP error was due, but answers to one source are limited. Pings are not.";
             "A port scan or a flood has many. If it is a client of yours, find out why it asks for what is not served.";

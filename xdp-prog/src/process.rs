@@ -412,6 +412,9 @@ fn send_reply<F: FrameMut + FrameSum, T: World>(
             (way, transmit_or_redirect(ifindex, ingress))
         }
     };
+    if reply.has_options() {
+        rewrite::enter_options(frame, reply.l3, reply.l4, tables.now())?;
+    }
     rewrite::reply(frame, &reply, &way)?;
     Ok(action)
 }

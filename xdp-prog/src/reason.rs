@@ -113,7 +113,8 @@ reasons! {
         /// The first fragment of an ICMP message to a VIP, other than an echo request, or with options, which an answer
         /// would have to repeat; or one within IP-in-IP. Nothing here reassembles it.
         FragmentedIcmp = "fragmented_icmp",
-        /// ICMP to a VIP with IP options or extension headers, which an answer would have to repeat.
+        /// ICMP to a VIP with IPv6 extension headers, or with IPv4 options other than those that an answer to a whole
+        /// echo request repeats.
         IcmpOptions = "icmp_options",
         /// An answer is due, but the source has used up its allowance of answers.
         AnswerLimited = "answer_limited",

@@ -34,6 +34,7 @@ mod decap;
 mod error;
 pub mod nat;
 pub mod neighbour;
+mod options;
 mod reply;
 mod send_back;
 mod translate;
@@ -41,6 +42,7 @@ mod translate;
 pub use self::{
     decap::decap,
     error::deliver_error,
+    options::enter_options,
     reply::{LONGEST_ERROR_V4, LONGEST_ERROR_V6, reply},
     send_back::send_back,
 };

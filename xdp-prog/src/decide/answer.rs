@@ -191,13 +191,12 @@ fn judge<F: Frame, A: Answerable>(
         return Err(DropReason::Unanswerable);
     }
     if kind == Answer::KIND_ECHO {
-        // The answer would have to repeat options and extension headers.
-        let plain = if packet.is_fragment {
-            A::HEADER_LENGTH + A::FRAGMENT_HEADER_LENGTH
+        // The answer repeats the options of a whole request. It would have to repeat those of a fragment, too.
+        let is_plain = if packet.is_fragment {
+            packet.l4 - packet.l3 == A::HEADER_LENGTH + A::FRAGMENT_HEADER_LENGTH
         } else {
-            A::HEADER_LENGTH
+            A::REPEATS_OPTIONS || packet.l4 - packet.l3 == A::HEADER_LENGTH
         };
-        let is_plain = packet.l4 - packet.l3 == plain;
         // A later fragment loses a hop.
         let may_go_on = answer != Answer::ECHO_LATER || packet.hop_limit > 1;
         return if is_plain && packet.protocol == A::ICMP && may_go_on {
@@ -242,6 +241,8 @@ fn take_allowance<T: Answers>(tables: &T, source: &AddressKey) -> bool {
 trait Answerable: Ip {
     /// The smallest MTU that a host uses, in bytes (RFC 791 section 3.2, RFC 8200 section 5).
     const SMALLEST_MTU: u32;
+    /// Whether an echo reply repeats what lies between the IP header's fixed part and the ICMP header.
+    const REPEATS_OPTIONS: bool;
     /// Tells whether a single host may have the address.
     fn is_host(self) -> bool;
     /// Tells whether routers may fragment the packet.
@@ -250,6 +251,7 @@ trait Answerable: Ip {
 
 impl Answerable for V4 {
     const SMALLEST_MTU: u32 = 68;
+    const REPEATS_OPTIONS: bool = true;
 
     #[inline(always)]
     fn is_host(self) -> bool {
@@ -267,6 +269,7 @@ impl Answerable for V4 {
 
 impl Answerable for V6 {
     const SMALLEST_MTU: u32 = 1280;
+    const REPEATS_OPTIONS: bool = false;
 
     #[inline(always)]
     fn is_host(self) -> bool {

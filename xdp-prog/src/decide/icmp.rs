@@ -11,11 +11,12 @@ pub mod path;
 use super::{
     address::is_vip,
     edge::{balance, neighbour},
-    message::{Kind, Messages, has_service, is_too_big, kind, quoted},
+    message::{Kind, Messages, has_service, is_echo_request, is_too_big, kind, quoted},
     owner::{find_service, owner},
 };
 use crate::{
     abi::SERVICE_NAT,
+    family::Family,
     frame::Frame,
     ip::with_packet,
     parse::{Packet, TcpFlags},
@@ -39,7 +40,12 @@ fn decide_message<'t, F: Frame, A: Messages, T: World>(
 ) -> Verdict<'t> {
     let is_vip = is_vip(tables, packet.destination);
     if is_vip && packet.l4 != packet.l3 + A::HEADER_LENGTH {
-        return Verdict::Drop(DropReason::IcmpOptions);
+        // An answer repeats IPv4 options.
+        return if matches!(A::FAMILY, Family::V4) && is_echo_request(frame, packet) {
+            Verdict::Answer(Answer::ECHO)
+        } else {
+            Verdict::Drop(DropReason::IcmpOptions)
+        };
     }
     match kind(frame, packet) {
         Kind::EchoRequest if is_vip => return Verdict::Answer(Answer::ECHO),

@@ -107,6 +107,19 @@ pub(crate) fn kind<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -> Kind
     }
 }
 
+/// Tells whether a whole packet is an echo request, whatever lies between its IP and its ICMP header.
+#[inline(always)]
+pub(crate) fn is_echo_request<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -> bool {
+    let end = packet.l4 - packet.l3 + Icmp::LENGTH;
+    if packet.protocol != A::ICMP || packet.is_fragment || end > packet.length {
+        return false;
+    }
+    match frame.view::<Icmp>(packet.l4) {
+        Some(header) => matches!(A::kind(header.kind), Kind::EchoRequest),
+        None => false,
+    }
+}
+
 /// Tells whether a first fragment, without options or other extension headers, is that of an echo request.
 #[inline(always)]
 pub(crate) fn begins_echo_request<F: Frame, A: Messages>(frame: &F, packet: &Packet<A>) -> bool {

@@ -3,6 +3,7 @@
 use crate::{
     family::Family,
     reason::ReplyReason,
+    wire::ipv4::Ipv4,
     world::{Answer, OFFSETS, Relay},
 };
 
@@ -28,6 +29,14 @@ impl Reply {
     #[inline(always)]
     pub const fn reason(&self) -> ReplyReason {
         self.answer.reason(self.protocol)
+    }
+
+    /// Tells whether the answer repeats IPv4 options: that to a whole echo request does.
+    #[inline(always)]
+    pub(crate) fn has_options(&self) -> bool {
+        self.answer == Answer::ECHO
+            && matches!(self.family, Family::V4)
+            && self.l4 > self.l3 + Ipv4::LENGTH
     }
 
     /// Passes all fields through [`Relay`].

@@ -27,6 +27,7 @@ pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     cases.extend(echoes());
     cases.extend(echoes_in_pieces());
+    cases.extend(echoes_with_options());
     cases.extend(forwarded());
     cases.extend(quotes());
     cases.extend(policies());
@@ -152,17 +153,19 @@ fn echoes_in_pieces() -> Vec<Case> {
     cases
 }
 
+/// An echo request, or the reply to it.
+fn message(from: IpAddr, to: IpAddr, reply: bool, body: &[u8]) -> Packet {
+    let kind = match (to_v4(from), reply) {
+        (true, false) => (8, 0),
+        (true, true) => (0, 0),
+        (false, false) => (128, 0),
+        (false, true) => (129, 0),
+    };
+    Packet::icmp(from, to, kind, [0xbe, 0xef, 0, 1], body)
+}
+
 fn echoes() -> Vec<Case> {
     let mut cases = Vec::new();
-    let message = |from, to, reply: bool, body: &[u8]| {
-        let kind = match (to_v4(from), reply) {
-            (true, false) => (8, 0),
-            (true, true) => (0, 0),
-            (false, false) => (128, 0),
-            (false, true) => (129, 0),
-        };
-        Packet::icmp(from, to, kind, [0xbe, 0xef, 0, 1], body)
-    };
     for (family, client, vip) in [("v4", CLIENT_V4, VIP_V4), ("v6", CLIENT_V6, VIP_V6)] {
         for length in [0, 1, 4, 56, 57, 1400, 1452, 3000, 8900] {
             let body: Vec<u8> = (1..=255).cycle().step_by(3).take(length).collect();
@@ -241,9 +244,9 @@ fn echoes() -> Vec<Case> {
         );
     }
     let options: (u8, &[u8]) = (60, &[0, 1, 4, 0, 0, 0, 0]);
-    let optioned = message(CLIENT_V4, VIP_V4, false, b"").options(&[1; 4]);
+    let optioned = message(CLIENT_V4, VIP_V4, false, b"").options(&[148, 4, 0, 0]);
     let extended = message(CLIENT_V6, VIP_V6, false, b"").extensions(&[options]);
-    for (name, packet) in [("options", optioned), ("extension_headers", extended)] {
+    for (name, packet) in [("router_alert", optioned), ("extension_headers", extended)] {
         let case_of = |what| case(format!("echo_with_{name}_{what}"), IN.carry(&packet));
         cases.extend([
             case_of("drops").drops(DropReason::IcmpOptions),
@@ -254,6 +257,78 @@ fn echoes() -> Vec<Case> {
                 })
                 .passes(PassReason::Icmp),
         ]);
+    }
+    cases
+}
+
+/// Echo requests with IPv4 options. The VIP enters itself where it is asked to, and there is room.
+fn echoes_with_options() -> Vec<Case> {
+    let IpAddr::V4(vip) = VIP_V4 else {
+        unreachable!("it is an IPv4 address")
+    };
+    let [a, b, c, d] = vip.octets();
+    let mut cases = Vec::new();
+    let repeated: [(&str, &[u8], &[u8]); 8] = [
+        ("no_operations", &[1; 4], &[1; 4]),
+        ("an_end", &[0, 9, 9, 9], &[0, 9, 9, 9]),
+        (
+            "a_route_to_record",
+            &[7, 11, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            &[7, 11, 8, a, b, c, d, 0, 0, 0, 0, 0],
+        ),
+        (
+            "a_route_that_ends_here",
+            &[1, 7, 11, 8, 192, 0, 2, 7, 0, 0, 0, 0],
+            &[1, 7, 11, 12, 192, 0, 2, 7, a, b, c, d],
+        ),
+        (
+            "a_full_route",
+            &[7, 7, 8, 192, 0, 2, 7, 0],
+            &[7, 7, 8, 192, 0, 2, 7, 0],
+        ),
+        (
+            "full_timestamps",
+            &[68, 8, 9, 0x20, 0, 0, 0, 7],
+            &[68, 8, 9, 0x30, 0, 0, 0, 7],
+        ),
+        (
+            "timestamps_of_others",
+            &[68, 12, 5, 3, 192, 0, 2, 7, 0, 0, 0, 0],
+            &[68, 12, 5, 3, 192, 0, 2, 7, 0, 0, 0, 0],
+        ),
+        (
+            "a_route_and_full_timestamps",
+            &[7, 7, 4, 0, 0, 0, 0, 68, 8, 9, 0x11, 0, 0, 0, 7, 0],
+            &[7, 7, 8, a, b, c, d, 68, 8, 9, 0x21, 0, 0, 0, 7, 0],
+        ),
+    ];
+    for (name, asked, answered) in repeated {
+        let request = message(CLIENT_V4, VIP_V4, false, b"ping!").options(asked);
+        let reply = message(VIP_V4, CLIENT_V4, true, b"ping!").options(answered);
+        cases.push(
+            case(format!("echo_with_{name}_is_answered"), IN.carry(&request))
+                .replies(ReplyReason::EchoReply, BACK.carry(&reply)),
+        );
+    }
+    let refused: [(&str, &[u8]); 8] = [
+        ("an_empty_option", &[7, 0, 4, 0]),
+        ("an_option_without_pointer", &[7, 2, 4, 0]),
+        ("an_option_beyond_the_header", &[7, 9, 4, 0, 0, 0, 0, 0]),
+        ("a_pointer_into_the_option", &[7, 7, 3, 0, 0, 0, 0, 0]),
+        (
+            "a_timestamp_pointer_into_the_option",
+            &[68, 8, 4, 0, 0, 0, 0, 0],
+        ),
+        ("timestamps_without_flags", &[68, 3, 5, 0]),
+        ("unknown_flags", &[68, 8, 5, 2, 0, 0, 0, 0]),
+        ("too_many_without_room", &[68, 4, 5, 0xf0]),
+    ];
+    for (name, options) in refused {
+        let request = message(CLIENT_V4, VIP_V4, false, b"").options(options);
+        cases.push(
+            case(format!("echo_with_{name}_drops"), IN.carry(&request))
+                .drops(DropReason::IcmpOptions),
+        );
     }
     cases
 }

@@ -2,7 +2,7 @@
 //!
 //! It is pure: it reads and writes no table. The order of the operations ensures that no packet meets half of a
 //! change. Trusted edges, addresses and next hops are added before the services that need them and removed
-//! after those. The XDP program is attached last. The egress program, which translates replies, is attached
+//! after those (next hops of nodes that still have backends stay: `Tables::retain_next_hops`). The XDP program is attached last. The egress program, which translates replies, is attached
 //! before it and detached after it.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -11,8 +11,10 @@
 //!   [`ServiceWord`].
 //! * An id or run that nothing names any more is reused only after an RCU grace period. So a packet in flight never
 //!   finds another owner's entry behind it.
+//! * A list of past owners in `HISTORY` is written before its word in `PASTS`, and that before the bit in the slot. Lists
+//!   never change: a slot gets another one.
 //! * The kernel recycles hash elements at once, without a grace period. Hence the key check in the [`ServiceWord`]:
-//!   see [`crate::decide::owner::find_service`].
+//!   see [`crate::decide::owner::checked_service`].
 //!
 //! A release that changes a layout raises [`VERSION`], which names the pin directory.
 

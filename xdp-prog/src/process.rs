@@ -35,7 +35,7 @@ pub enum Action {
     Transmit,
     /// Send the frame out of the device with this index.
     Redirect(u32),
-    /// Continue in another stage with the frame, of which only a returned packet's outer header may be off.
+    /// Continue in another stage. The outer header of a returned packet may be off by then; else the frame is unchanged.
     Continue(Stage),
 }
 
@@ -105,6 +105,7 @@ pub fn resume<F: FrameMut + FrameSum, T: World>(
             }
             (verdict, _) => verdict,
         },
+        // On the host. In the kernel, a program of its own hands the frame to the agent.
         Stage::Punt => return end_unpunted(tables),
     };
     carry_out(frame, tables, ingress, verdict)

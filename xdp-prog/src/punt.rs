@@ -33,12 +33,12 @@ pub const MENDED_PROGRAM: &str = "guideway_mended";
 /// EtherType of [`Carried`]: one for experiments (IEEE 802). Such frames are in the pair alone.
 pub const CARRIED: u16 = 0x88b5;
 
-/// Most bytes of a frame that is punted, those in front included: what a buffer of 4096 bytes takes of which the
-/// kernel keeps 256.
+/// Longest frame that is punted, in bytes, [`Carried`] included: a buffer of 4096 bytes less the 256 that the kernel
+/// keeps.
 pub const LONGEST_PUNT: usize = 3840;
 
 /// What is in front of a frame between XDP and the agent. It begins like an Ethernet header, because the veth pair
-/// judges it as one.
+/// judges it as one. `device`, `reason` and `size` are in native order, for they never leave the machine.
 #[derive(
     Clone,
     Copy,

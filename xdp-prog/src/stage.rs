@@ -38,7 +38,8 @@ pub enum Stage {
     Neighbour = 13,
     /// ICMP errors about outer packets that this machine sent.
     Path = 14,
-    /// Delivers to pods of this machine if the flow begins, is being proved, or has another client port at the pod.
+    /// Delivers to pods of this machine if the flow begins, is being proved, or has another client port at the pod, and
+    /// what stage `ask` knows.
     PodFlow = 15,
     /// NAT mode: client packets that may prove their flow.
     NatProof = 16,
@@ -101,7 +102,8 @@ impl Stage {
     }
 
     /// Tells whether the stage asks for the device of a frame that may be a mended one. Such a frame has come back by
-    /// another device than the one that it came in by.
+    /// another device than the one that it came in by. The other stages either send no frame out of a device, or get
+    /// none that was mended.
     #[inline(always)]
     pub const fn takes_mended(self) -> bool {
         matches!(

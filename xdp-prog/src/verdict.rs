@@ -93,7 +93,8 @@ impl Outer {
 
 const _: () = assert!(Outer::None.length() == 0 && Outer::V6.length() == Ipv6::LENGTH);
 
-/// An encapsulated packet from a trusted edge.
+/// The place of a packet in its frame: behind the outer header of a trusted edge, or of a node that has returned it; or
+/// bare, with `l3` and `inner_l3` the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decap {
     /// Offset of the outer header.
@@ -113,7 +114,7 @@ pub struct Decap {
 }
 
 impl Decap {
-    /// Takes the outer header of a packet off, behind which is one of the family `inner`.
+    /// Returns the place of a packet of the family `inner` behind this outer header.
     #[inline(always)]
     pub(crate) fn of<A: Ip>(outer: &Packet<A>, inner: Family) -> Self {
         Self {

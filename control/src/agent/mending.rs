@@ -16,7 +16,7 @@ pub(super) struct Mending {
     running: Option<Running>,
     /// Receive queues of the interfaces with these indices; `None` to look again.
     queues: Option<(BTreeSet<u32>, BTreeSet<Queue>)>,
-    /// Whether the pair of an earlier agent was looked for.
+    /// Whether there is no pair of an earlier agent any more.
     is_pair_removed: bool,
 }
 

@@ -152,7 +152,7 @@ impl Agent {
         self.periodic_work.masquerade = found;
     }
 
-    /// HealthChecks whether other machines know this one, and know the addresses that it sends from.
+    /// Checks whether other machines know this one, and know the addresses that it sends from.
     fn look_for_distrust(&mut self) {
         let found = self.distrust();
         for warning in &found {

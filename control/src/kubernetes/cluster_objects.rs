@@ -92,7 +92,7 @@ pub(super) struct ClusterObjects {
 }
 
 impl ClusterObjects {
-    /// Creates an empty objects. `service` names Guideway's headless Service; `inherited` are the addresses of
+    /// Creates an empty collection. `service` names Guideway's headless Service; `inherited` are the addresses of
     /// Nodes that an earlier agent sent packets to; `started` is the start of this agent.
     pub(super) fn new(
         options: Options,
@@ -116,7 +116,7 @@ impl ClusterObjects {
         }
     }
 
-    /// Applies an event about Services. Returns whether the state may have changed, as do its siblings.
+    /// Applies an event about Services. Returns whether the state may have changed, as do the other `take_` functions.
     pub(super) fn take_service(&mut self, event: Event<Service>, _now: Instant) -> bool {
         match event {
             Event::Init | Event::Watching => return false,

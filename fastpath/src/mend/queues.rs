@@ -70,8 +70,8 @@ impl Queues {
     }
 }
 
-/// Returns the pause behind so many attempts in vain. A queue of an agent that has just ended is free soon; who has
-/// one that is in use for long may have it for ever.
+/// Returns the pause after so many attempts in vain. An agent that has just ended frees its queue soon; another program
+/// may keep it for ever.
 pub(super) fn pause_behind(failures: u32) -> Duration {
     let doubled = RETRY.saturating_mul(1 << failures.saturating_sub(QUICK_RETRIES).min(16));
     doubled.min(LONGEST_RETRY)

@@ -63,7 +63,7 @@ impl Store {
         }
     }
 
-    /// Holds a packet, or counts why not. Returns what there is no room for and may be the kernel's.
+    /// Holds a packet, or counts why not. Returns the frames that found no room and may be for the kernel.
     pub(super) fn hold(
         &mut self,
         now: u64,
@@ -149,7 +149,7 @@ impl Store {
         passed_on
     }
 
-    /// Returns at most `limit` datagrams whose first fragments may have come: all of them in turn.
+    /// Returns the next `limit` datagrams to check for their first fragments; all have their turn.
     pub(super) fn next_asked(&mut self, limit: usize) -> Vec<Tuple> {
         let limit = limit.min(self.order.len());
         let newer = self.order.range(self.asked..);

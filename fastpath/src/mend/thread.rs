@@ -349,7 +349,7 @@ impl Thread {
         Ok(())
     }
 
-    /// Ends that frames come by a queue, takes those that have come, and closes it.
+    /// Stops new frames of a queue, takes those that are in it, and closes it.
     fn close(&mut self, queue: &Queue) {
         let Some(mut open) = self.ports.remove(queue) else {
             return;

@@ -97,7 +97,7 @@ impl<K: Known, B: Back> Worker<K, B> {
         Ok(taken)
     }
 
-    /// Has those go back whose first fragments have come, and gives up what has waited for too long.
+    /// Sends back held fragments whose ports are known by now, and gives up those that were held for too long.
     pub(super) fn look(&mut self, now: u64) {
         for datagram in self.store.next_asked(ASKED) {
             if self.known.has(&datagram) {
@@ -244,7 +244,7 @@ impl<'b> Punted<'b> {
     }
 }
 
-/// Returns a number that other machines hardly begin with too.
+/// Returns a random number to begin with, so that machines seldom share identifications.
 #[expect(clippy::cast_possible_truncation, reason = "any number")]
 fn random() -> u16 {
     RandomState::new().hash_one(()) as u16

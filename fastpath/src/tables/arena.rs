@@ -1,14 +1,14 @@
-//! Allocation of the LUT arena's runs.
+//! Allocation of runs: of slots in the LUT, and of past owners in `HISTORY`.
 //!
 //! A binary buddy allocator (Knuth, TAOCP 2.5): runs are powers of two and begin at multiples of their length, so
-//! freed neighbours merge again. It only keeps account; the slots themselves are in the mapped array.
+//! freed neighbours merge again. It only keeps account; what is in a run is in the mapped array.
 
 use std::collections::BTreeSet;
 
 /// Number of run lengths, from 2^0 slots to the largest arena.
 const ORDERS: u8 = 29;
 
-/// A run of slots: `base .. base + 2^log2`.
+/// A run of slots, or of past owners: `base .. base + 2^log2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Run {
     pub base: u32,

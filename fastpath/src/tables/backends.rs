@@ -145,7 +145,7 @@ impl Tables {
             return Ok(backend.id);
         }
         let id = match self.allocate(map::BACKENDS, |tables| &mut tables.backend_ids) {
-            // What serves comes before what has served.
+            // Lists of past owners keep ids occupied. All lists go: what serves comes before what has served.
             Err(_) if self.forget_pasts() => {
                 self.allocate(map::BACKENDS, |tables| &mut tables.backend_ids)?
             }
@@ -196,7 +196,7 @@ impl Tables {
             let Some(backend) = self.contents.backend_by_key.get_mut(&owned) else {
                 continue;
             };
-            // A backend that lists of past owners alone name is no user's.
+            // No service uses a backend that only lists of past owners name.
             backend.services = backend.services.saturating_sub(1);
             self.retire_if_unneeded(id, &owned);
         }

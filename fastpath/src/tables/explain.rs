@@ -84,7 +84,8 @@ pub struct Trace {
 /// One step of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceStep {
-    /// Topic of the step: `parse`, `service`, `slot`, `backend`, `mend`.
+    /// Topic of the step: `parse`, `inner`, `ports`, `service`, `policy`, `pod`, `slot`, `past`, `pin`, `backend`,
+    /// `next hop`, `fib`, `nat`, `flow`, `stage`, `mend`, `count`.
     pub name: &'static str,
     pub text: String,
 }

@@ -22,8 +22,8 @@ pub(super) const NOBODY: u32 = u32::MAX;
 ///
 /// # Errors
 ///
-/// Fails if there are more backends than slots, if a weight is zero or too small for one slot, or if one backend is
-/// listed twice.
+/// Fails if there are more backends than slots, if a weight is too small for one slot, or if one backend is listed
+/// twice. A weight of zero is too small: backends without weight must not be among `backends`.
 pub(super) fn build(
     key: &ServiceKey,
     spec: &ServiceSpec,

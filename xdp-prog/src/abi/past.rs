@@ -22,7 +22,7 @@ pub const PAST_OWNER_SECONDS: u32 = 24 * 3600;
 /// Where the past owners of a slot are listed, in one word that is replaced at once; all zero for none.
 ///
 /// ```text
-/// 31       30     26 25                  0
+///  31       28    27     26   25                         0
 /// | count (4) | pinned | zero | first entry in HISTORY (26) |
 /// ```
 ///

@@ -50,7 +50,7 @@ impl Tag {
         ((tries & Self::MAX_TRIES) << Self::POD_BITS) as u16
     }
 
-    /// Returns how often the node may still return the packet.
+    /// Returns how often nodes, all of them together, may still return the packet.
     #[inline(always)]
     pub const fn tries(self) -> u32 {
         (self.0 >> Self::POD_BITS) as u32 & Self::MAX_TRIES

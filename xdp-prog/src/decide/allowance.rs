@@ -1,4 +1,4 @@
-//! How much of what others can cause is done: the rate limits of answers, and of packets that are returned.
+//! Rate limits of answers, and of packets that are returned.
 
 use crate::world::World;
 

@@ -2,19 +2,28 @@
 
 /// The facts about the current packet when its stage ends. The next stage parses the frame again, but need not look
 /// these up again.
+///
+/// What the fields hold depends on the next stage:
+///
+/// | stage | `service` | `backend` | `ports` | `detail` |
+/// |---|---|---|---|---|
+/// | `Past` | service | index of the flow's slot | ports | hash of the flow |
+/// | `Send`, `AskHere` | service | backend | ports | [`Try`](crate::decide::edge::send::Try) |
+/// | `Ask` | [`DeliveryKey`](crate::abi::DeliveryKey), in all three | | | |
+/// | `Answer` | | | | [`Answer`](super::Answer) that is due |
+/// | `Punt` | | | | [`Punt`](crate::punt::Punt) |
+/// | of NAT mode | service | | ports | what earlier stages have done with the packet |
+/// | any other | service; 0 if the packet is not from a client | backend; 0 if none is chosen | ports | |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct HandOver {
-    /// Service id; 0 if the packet is not from a client.
+    /// A service's id, mostly.
     pub service: u32,
-    /// Backend id; 0 if none is chosen. For [`Stage::Past`](crate::stage::Stage::Past), the index of the flow's slot.
+    /// A backend's id, mostly.
     pub backend: u32,
     /// Source and destination port, in wire order. A later fragment does not contain them.
     pub ports: u32,
-    /// For [`Stage::Answer`](crate::stage::Stage::Answer), the [`Answer`](super::Answer) that is due; for
-    /// [`Stage::Punt`](crate::stage::Stage::Punt), the [`Punt`](crate::punt::Punt); for a stage of NAT mode, what
-    /// earlier ones have done with the packet; for [`Stage::Past`](crate::stage::Stage::Past), the flow's hash; for
-    /// [`Stage::Send`](crate::stage::Stage::Send), the [`Try`](crate::decide::edge::send::Try).
+    /// One word more.
     pub detail: u32,
 }
 

@@ -48,7 +48,7 @@ impl Run {
         let mut is_new = false;
         let mut action = process::process(&mut frame, &world, ingress);
         recorder.look_ups(&world);
-        // A frame passes few stages, one of them twice. The loop has a bound all the same.
+        // Far more stages than any frame passes: one owner of this machine after the other is asked, 15 at most.
         for _ in Stage::ALL {
             let Action::Continue(stage) = action else {
                 break;
@@ -164,7 +164,7 @@ impl TraceRecorder<'_> {
                 LookUp::PastOwners(count) => {
                     self.record("past", format!("past owners of the slot: {count}"));
                 }
-                LookUp::PastOwner(id) => self.record("past", format!("owner {id} is tried")),
+                LookUp::PastOwner(id) => self.record("past", format!("owner {id} is looked at")),
                 LookUp::Pin(table, id) => {
                     let pin = match table {
                         PinTable::Kept => "pinned",

@@ -1,6 +1,6 @@
 //! Node role: is the connection of a packet known here? The edge has other owners for it if not.
 //!
-//! What is not known is returned, and leaves nothing behind.
+//! What is not known is returned, and no flow is noted for it.
 
 use super::{
     flow_lookup,

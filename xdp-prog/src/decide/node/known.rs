@@ -19,9 +19,9 @@ use crate::{
 pub(crate) enum Known {
     /// Nothing.
     No,
-    /// It is proved.
+    /// An earlier packet has proved it.
     Established,
-    /// The packet proves it.
+    /// This packet proves it.
     Proved,
 }
 

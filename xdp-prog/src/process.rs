@@ -90,7 +90,7 @@ pub fn resume<F: FrameMut + FrameSum, T: World>(
         },
         Stage::Neighbour => return advertise(frame, tables, ingress),
         Stage::Path => icmp::path::decide(frame, tables),
-        Stage::PodFlow => return action_or_drop(tables, deliver_of_new_flow(frame, tables)),
+        Stage::PodFlow => return action_or_drop(tables, deliver_handed_over(frame, tables)),
         Stage::Past => past::decide(frame, tables),
         Stage::Returned => match returned::decide(frame, tables) {
             Ok(decap) => return action_or_drop(tables, try_again(frame, &decap)),
@@ -106,7 +106,7 @@ pub fn resume<F: FrameMut + FrameSum, T: World>(
             (verdict, _) => verdict,
         },
         // On the host. In the kernel, a program of its own hands the frame to the agent.
-        Stage::Punt => return end_unpunted(tables),
+        Stage::Punt => return end_without_agent(tables),
     };
     carry_out(frame, tables, ingress, verdict)
 }
@@ -168,8 +168,8 @@ fn carry_out<F: FrameMut + FrameSum, T: World>(
 
 /// Ends the packet of [`Stage::Punt`] where nobody takes it.
 #[inline(always)]
-pub fn end_unpunted<T: World>(tables: &T) -> Action {
-    end_unanswered(tables, punt::otherwise(tables))
+pub fn end_without_agent<T: World>(tables: &T) -> Action {
+    end_unanswered(tables, punt::ending_without_agent(tables))
 }
 
 #[inline(always)]
@@ -282,7 +282,7 @@ fn deliver_by_note<F: FrameMut, T: World>(
 
 /// Delivers the packet that an earlier stage has handed over, whose flow may begin with it.
 #[inline(always)]
-fn deliver_of_new_flow<F: FrameMut, T: World>(
+fn deliver_handed_over<F: FrameMut, T: World>(
     frame: &mut F,
     tables: &T,
 ) -> Result<Action, DropReason> {

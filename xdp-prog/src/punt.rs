@@ -1,11 +1,11 @@
 //! Punts: frames that XDP cannot finish go to the agent, and come back mended.
 //!
 //! A fragment that arrives before its datagram's first one has to be held, and a packet that is too big has to be cut
-//! in two. No XDP program can do that. [`Stage::Punt`] puts a [`Carried`] in front and redirects the frame to the
+//! in two. No XDP program can do that. [`Stage::Punt`] puts a [`PuntHeader`] in front and redirects the frame to the
 //! AF_XDP socket of its queue. The agent holds a fragment until the first one has shown the ports, and cuts what is
-//! too big into fragments. It sends each frame that comes of this, a [`Carried`] in front again, into a veth pair of
+//! too big into fragments. It sends each frame that comes of this, a [`PuntHeader`] in front again, into a veth pair of
 //! its own. At the pair's other end the program `guideway_mended` takes that off, and goes on with the frame as if it
-//! had just come in by the device that [`Carried::device`] names.
+//! had just come in by the device that [`PuntHeader::device`] names.
 //!
 //! What is mended is a fragment, so it goes by the stages of fragments. [`Punt::may_follow`] says which frames are
 //! punted a second time.
@@ -30,10 +30,10 @@ use crate::{
 /// Name of the program at the end of the veth pair by which mended frames come back.
 pub const MENDED_PROGRAM: &str = "guideway_mended";
 
-/// EtherType of [`Carried`]: one for experiments (IEEE 802). Such frames are in the pair alone.
-pub const CARRIED: u16 = 0x88b5;
+/// EtherType of [`PuntHeader`]: one for experiments (IEEE 802). Such frames are in the pair alone.
+pub const PUNT_ETHER_TYPE: u16 = 0x88b5;
 
-/// Longest frame that is punted, in bytes, [`Carried`] included: a buffer of 4096 bytes less the 256 that the kernel
+/// Longest frame that is punted, in bytes, [`PuntHeader`] included: a buffer of 4096 bytes less the 256 that the kernel
 /// keeps.
 pub const LONGEST_PUNT: usize = 3840;
 
@@ -53,17 +53,17 @@ pub const LONGEST_PUNT: usize = 3840;
     Unaligned,
 )]
 #[repr(C)]
-pub struct Carried {
+pub struct PuntHeader {
     /// MAC of the pair's end where a mended frame comes back; zero in a frame that is punted.
     destination: [u8; 6],
     device: [u8; 4],
     reason: [u8; 2],
-    /// [`CARRIED`].
+    /// [`PUNT_ETHER_TYPE`].
     pub ether_type: [u8; 2],
     size: [u8; 2],
 }
 
-impl Carried {
+impl PuntHeader {
     /// Length in bytes.
     pub const LENGTH: usize = size_of::<Self>();
 
@@ -75,7 +75,7 @@ impl Carried {
             destination: [0; 6],
             device: device.to_ne_bytes(),
             reason: reason.to_ne_bytes(),
-            ether_type: CARRIED.to_be_bytes(),
+            ether_type: PUNT_ETHER_TYPE.to_be_bytes(),
             size: size.to_ne_bytes(),
         }
     }
@@ -97,13 +97,13 @@ impl Carried {
 
     /// Returns the number of the reason why the frame is punted.
     #[inline(always)]
-    pub fn number(&self) -> u32 {
+    pub fn reason_number(&self) -> u32 {
         u16::from_ne_bytes(self.reason).into()
     }
 
     /// Returns why the frame is punted; `None` for the number of no reason.
     pub fn reason(&self) -> Option<PuntReason> {
-        PuntReason::ALL.get(self.number() as usize).copied()
+        PuntReason::ALL.get(self.reason_number() as usize).copied()
     }
 
     /// Returns the longest packet that fits where the frame was to go; 0 if that is not why it is punted.
@@ -113,7 +113,7 @@ impl Carried {
     }
 }
 
-const _: () = assert!(Carried::LENGTH == 16);
+const _: () = assert!(PuntHeader::LENGTH == 16);
 
 /// Returns the key of a queue in `PUNT_QUEUES`.
 #[inline(always)]
@@ -163,8 +163,8 @@ impl Punt {
     /// Returns what goes in front of the frame, which came in by a device.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the word apart")]
-    pub const fn carried(self, device: u32) -> Carried {
-        Carried::new(device, self.0 as u16, (self.0 >> 16) as u16)
+    pub const fn header(self, device: u32) -> PuntHeader {
+        PuntHeader::new(device, self.0 as u16, (self.0 >> 16) as u16)
     }
 
     /// Returns the reason.
@@ -196,7 +196,7 @@ pub(crate) fn punt<'t, T: HandOvers>(tables: &T, reason: PuntReason) -> Verdict<
 
 /// Returns what becomes of a frame of [`Stage::Punt`] that nobody takes.
 #[inline(always)]
-pub(crate) fn otherwise<T: HandOvers>(tables: &T) -> Ending {
+pub(crate) fn ending_without_agent<T: HandOvers>(tables: &T) -> Ending {
     match Punt::handed_over(tables).reason() {
         PuntReason::Fragment => Ending::Drop(DropReason::FragmentOutOfOrder),
         PuntReason::NodeFragment => Ending::Pass(PassReason::FragmentNotOurs),

@@ -71,7 +71,7 @@ pub enum PairError {
 /// The way back, and where it ends.
 #[derive(Debug)]
 pub(super) struct Pair {
-    pub(super) back: WayBack,
+    pub(super) sender: WayBack,
     /// Index of the end at which mended frames come back.
     pub(super) device: u32,
     pub(super) mac: [u8; 6],
@@ -112,7 +112,7 @@ impl Pair {
             })
         };
         Ok(Self {
-            back: WayBack {
+            sender: WayBack {
                 announcer: Announcer::new().map_err(PairError::Socket)?,
                 end: of(SENDING_END)?,
             },

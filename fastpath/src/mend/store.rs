@@ -19,7 +19,7 @@ const LONGEST: u32 = 65_535;
 
 /// A datagram whose ports are not known yet.
 #[derive(Debug)]
-struct Datagram {
+struct HeldDatagram {
     /// When the first of its packets came, in ns.
     since: u64,
     number: u64,
@@ -30,14 +30,14 @@ struct Datagram {
     /// Whether fragments overlap, so that none of them may be used.
     is_spoiled: bool,
     /// Whether it may be for the kernel, which gets it in the end.
-    may_be_kernels: bool,
+    may_be_for_kernel: bool,
 }
 
 /// Packets that are held.
 #[derive(Debug)]
 pub(super) struct Store {
     limits: Limits,
-    datagrams: HashMap<Tuple, Datagram>,
+    datagrams: HashMap<Tuple, HeldDatagram>,
     /// The datagrams in the order in which they began.
     order: BTreeMap<u64, Tuple>,
     /// Bytes that the packets of a source take.
@@ -68,7 +68,7 @@ impl Store {
         &mut self,
         now: u64,
         fragment: &LaterFragment,
-        may_be_kernels: bool,
+        may_be_for_kernel: bool,
         frame: Vec<u8>,
         tally: &mut Tally,
     ) -> Vec<Vec<u8>> {
@@ -99,24 +99,24 @@ impl Store {
         let source = share_of(fragment.source);
         let used = self.sources.get(&source).copied().unwrap_or(0);
         if used + cost > self.limits.bytes_of_source {
-            return refuse(frame, may_be_kernels, Outcome::SourceShare, tally);
+            return refuse(frame, may_be_for_kernel, Outcome::SourceShare, tally);
         }
         if cost > self.limits.bytes {
-            return refuse(frame, may_be_kernels, Outcome::OutOfMemory, tally);
+            return refuse(frame, may_be_for_kernel, Outcome::OutOfMemory, tally);
         }
         let passed_on = self.make_room(cost, tally);
         let number = self.next_number;
         let order = &mut self.order;
         let datagram = self.datagrams.entry(fragment.datagram).or_insert_with(|| {
             order.insert(number, fragment.datagram);
-            Datagram {
+            HeldDatagram {
                 since: now,
                 number,
                 source,
                 pieces: BTreeMap::new(),
                 bytes: 0,
                 is_spoiled: false,
-                may_be_kernels,
+                may_be_for_kernel,
             }
         });
         self.next_number += 1;
@@ -220,7 +220,7 @@ impl Store {
     /// Removes a datagram: returns its packets if they may be the kernel's, and counts them if not.
     fn give_up(&mut self, key: &Tuple, outcome: Outcome, tally: &mut Tally) -> Vec<Vec<u8>> {
         match self.remove(key) {
-            Some(datagram) if datagram.may_be_kernels => datagram.frames(),
+            Some(datagram) if datagram.may_be_for_kernel => datagram.frames(),
             Some(datagram) => {
                 tally[outcome as usize] += datagram.pieces.len() as u64;
                 Vec::new()
@@ -229,7 +229,7 @@ impl Store {
         }
     }
 
-    fn remove(&mut self, key: &Tuple) -> Option<Datagram> {
+    fn remove(&mut self, key: &Tuple) -> Option<HeldDatagram> {
         let datagram = self.datagrams.remove(key)?;
         self.order.remove(&datagram.number);
         self.bytes -= datagram.bytes;
@@ -247,11 +247,11 @@ impl Store {
 /// Returns a packet that is not held if it may be the kernel's, and counts it if not.
 fn refuse(
     frame: Vec<u8>,
-    may_be_kernels: bool,
+    may_be_for_kernel: bool,
     outcome: Outcome,
     tally: &mut Tally,
 ) -> Vec<Vec<u8>> {
-    if may_be_kernels {
+    if may_be_for_kernel {
         return vec![frame];
     }
     tally[outcome as usize] += 1;
@@ -265,7 +265,7 @@ enum Relation {
     Overlapping,
 }
 
-impl Datagram {
+impl HeldDatagram {
     fn relation(&self, begin: u32, end: u32) -> Relation {
         if self
             .pieces

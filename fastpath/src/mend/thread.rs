@@ -112,12 +112,16 @@ impl Mend {
     ///
     /// Each error names the cause.
     pub fn start(loaded: &mut Loaded, limits: Limits) -> Result<Self, MendError> {
-        let Pair { back, device, mac } = Pair::make()?;
+        let Pair {
+            sender,
+            device,
+            mac,
+        } = Pair::make()?;
         loaded.attach_mended(device).map_err(MendError::Attach)?;
         let counts = Arc::new(Counts::default());
         let queues = Arc::new(Mutex::default());
         let known = Published(hash(loaded, map::FRAGMENTS)?);
-        let worker = Worker::new(limits, known, back, mac, Arc::clone(&counts));
+        let worker = Worker::new(limits, known, sender, mac, Arc::clone(&counts));
         let sockets = XskMap::try_from(Map::XskMap(loaded.map(map::XSKS)?));
         let sockets = sockets.map_err(failed(map::XSKS))?;
         let (commands, received) = mpsc::channel();
@@ -125,8 +129,8 @@ impl Mend {
             worker,
             free: (0..sockets.len()).rev().collect(),
             sockets,
-            slots: hash(loaded, map::PUNT_QUEUES)?,
-            back: Queue {
+            places: hash(loaded, map::PUNT_QUEUES)?,
+            mended_queue: Queue {
                 interface: MENDED_END.to_owned(),
                 device,
                 queue: 0,
@@ -200,17 +204,17 @@ impl Known for Published {
 struct Open {
     port: Port<Xsk>,
     /// Its place in `XSKS`.
-    slot: u32,
+    place: u32,
 }
 
 struct Thread {
     worker: Worker<Published, WayBack>,
     sockets: XskMap<MapData>,
-    slots: HashMap<MapData, u64, u32>,
+    places: HashMap<MapData, u64, u32>,
     /// Places in `XSKS` that no queue has.
     free: Vec<u32>,
     /// Where mended frames come back, some of which are too big then.
-    back: Queue,
+    mended_queue: Queue,
     wanted: BTreeSet<Queue>,
     ports: BTreeMap<Queue, Open>,
     /// When queues that are not open were last tried.
@@ -226,9 +230,9 @@ struct Thread {
 impl Thread {
     /// Forgets the queues of an agent that did not end by itself. Its sockets are gone.
     fn forget_former(&mut self) {
-        let former: Vec<u64> = self.slots.keys().filter_map(Result::ok).collect();
+        let former: Vec<u64> = self.places.keys().filter_map(Result::ok).collect();
         for key in former {
-            let _ = self.slots.remove(&key);
+            let _ = self.places.remove(&key);
         }
     }
 
@@ -236,7 +240,7 @@ impl Thread {
         loop {
             match commands.try_recv() {
                 Ok(Command::Follow(mut queues)) => {
-                    queues.insert(self.back.clone());
+                    queues.insert(self.mended_queue.clone());
                     self.follow(queues);
                 }
                 Ok(Command::End) | Err(TryRecvError::Disconnected) => break,
@@ -244,7 +248,7 @@ impl Thread {
             }
             self.open_missing();
             let taken = self.take();
-            self.worker.look(monotonic_ns());
+            self.worker.release_and_expire(monotonic_ns());
             if taken == 0 {
                 self.show_losses();
                 self.sleep();
@@ -326,7 +330,7 @@ impl Thread {
     }
 
     fn open(&mut self, queue: &Queue) -> Result<(), QueueError> {
-        let slot = self.free.last().copied().ok_or(QueueError::TooMany)?;
+        let place = self.free.last().copied().ok_or(QueueError::TooMany)?;
         let options = Options {
             buffers: BUFFERS,
             buffer_size: 4096,
@@ -340,10 +344,10 @@ impl Thread {
         let port = port.map_err(QueueError::Open)?;
         let fd = port.as_fd().as_raw_fd();
         let key = queue_key(queue.device, queue.queue);
-        self.sockets.set(slot, fd, 0)?;
-        self.slots.insert(key, slot, 0)?;
+        self.sockets.set(place, fd, 0)?;
+        self.places.insert(key, place, 0)?;
         self.free.pop();
-        self.ports.insert(queue.clone(), Open { port, slot });
+        self.ports.insert(queue.clone(), Open { port, place });
         let open = self.ports.len();
         self.edit_queues(|queues| queues.open = open);
         Ok(())
@@ -354,11 +358,11 @@ impl Thread {
         let Some(mut open) = self.ports.remove(queue) else {
             return;
         };
-        let _ = self.slots.remove(&queue_key(queue.device, queue.queue));
-        let _ = self.sockets.unset(open.slot);
+        let _ = self.places.remove(&queue_key(queue.device, queue.queue));
+        let _ = self.sockets.unset(open.place);
         while matches!(self.worker.take(&mut open.port, monotonic_ns()), Ok(1..)) {}
         self.lost = sum(self.lost, open.port.losses().unwrap_or_default());
-        self.free.push(open.slot);
+        self.free.push(open.place);
         let open = self.ports.len();
         self.edit_queues(|queues| queues.open = open);
     }

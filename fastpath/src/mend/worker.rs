@@ -10,7 +10,7 @@ use xdp_prog::{
     abi::Tuple,
     frame::HostFrame,
     parse,
-    punt::{Carried, LaterFragment},
+    punt::{LaterFragment, PuntHeader},
     reason::PuntReason,
     wire::ethernet::{Ethernet, VlanTag},
 };
@@ -98,7 +98,7 @@ impl<K: Known, B: Back> Worker<K, B> {
     }
 
     /// Sends back held fragments whose ports are known by now, and gives up those that were held for too long.
-    pub(super) fn look(&mut self, now: u64) {
+    pub(super) fn release_and_expire(&mut self, now: u64) {
         for datagram in self.store.next_asked(ASKED) {
             if self.known.has(&datagram) {
                 self.send_held(&datagram);
@@ -144,7 +144,7 @@ impl<K: Known, B: Back> Worker<K, B> {
     }
 
     /// Has a fragment go back if its ports are known, and holds it otherwise.
-    fn wait(&mut self, punted: &Punted<'_>, may_be_kernels: bool, now: u64) {
+    fn wait(&mut self, punted: &Punted<'_>, may_be_for_kernel: bool, now: u64) {
         let frame = HostFrame::with_headroom(punted.frame, 0);
         let Some(fragment) = LaterFragment::of(&frame) else {
             self.tally[Outcome::Unreadable as usize] += 1;
@@ -158,7 +158,7 @@ impl<K: Known, B: Back> Worker<K, B> {
         }
         let passed_on = self
             .store
-            .hold(now, &fragment, may_be_kernels, frame, &mut self.tally);
+            .hold(now, &fragment, may_be_for_kernel, frame, &mut self.tally);
         for frame in passed_on {
             self.send(&frame, Outcome::PassedOn);
         }
@@ -166,7 +166,7 @@ impl<K: Known, B: Back> Worker<K, B> {
 
     /// Cuts a packet that is too big, and has the pieces go back. Returns what has become of it.
     fn cut(&mut self, punted: &Punted<'_>) -> Outcome {
-        let size = punted.carried.size().into();
+        let size = punted.header.size().into();
         // Zero is no identification.
         self.identification = self.identification.checked_add(1).unwrap_or(1);
         let mut pieces = match Pieces::of(punted.packet, size, self.identification) {
@@ -206,11 +206,11 @@ impl<K: Known, B: Back> Worker<K, B> {
 }
 
 /// Length of what is in front of a packet on its way back: what is for the program, and an Ethernet header.
-const FRONT: usize = Carried::LENGTH + Ethernet::LENGTH;
+const FRONT: usize = PuntHeader::LENGTH + Ethernet::LENGTH;
 
 /// A frame as it was punted.
 struct Punted<'b> {
-    carried: Carried,
+    header: PuntHeader,
     reason: PuntReason,
     frame: &'b [u8],
     /// The packet in the frame.
@@ -224,19 +224,19 @@ impl<'b> Punted<'b> {
     fn read(bytes: &'b [u8], mac: [u8; 6]) -> Option<Self> {
         /// Length of the longest link header that is followed.
         const LINK: usize = Ethernet::LENGTH + parse::MAX_VLAN_TAGS * VlanTag::LENGTH;
-        let (carried, frame) = Carried::ref_from_prefix(bytes).ok()?;
+        let (header, frame) = PuntHeader::ref_from_prefix(bytes).ok()?;
         let begin = HostFrame::with_headroom(frame.get(..LINK).unwrap_or(frame), 0);
         let link = parse::any_link(&begin).ok()?;
         let mut front = [0; FRONT];
-        let (for_program, ethernet) = front.split_at_mut(Carried::LENGTH);
-        for_program.copy_from_slice(carried.back_to(mac).as_bytes());
+        let (for_program, ethernet) = front.split_at_mut(PuntHeader::LENGTH);
+        for_program.copy_from_slice(header.back_to(mac).as_bytes());
         // Without VLAN tags: what goes on to the stack has come by the device above those.
         ethernet[..6].copy_from_slice(&mac);
         ethernet[6..12].copy_from_slice(frame.get(6..12)?);
         ethernet[12..].copy_from_slice(&link.ether_type.to_be_bytes());
         Some(Self {
-            carried: *carried,
-            reason: carried.reason()?,
+            header: *header,
+            reason: header.reason()?,
             frame,
             packet: frame.get(link.l3..)?,
             front,

@@ -66,9 +66,15 @@ impl Kept {
         self.hold_as(now, piece, false, vec![mark; LENGTH]);
     }
 
-    fn hold_as(&mut self, now: u64, piece: &LaterFragment, may_be_kernels: bool, frame: Vec<u8>) {
+    fn hold_as(
+        &mut self,
+        now: u64,
+        piece: &LaterFragment,
+        may_be_for_kernel: bool,
+        frame: Vec<u8>,
+    ) {
         let tally = &mut self.tally;
-        let passed_on = self.store.hold(now, piece, may_be_kernels, frame, tally);
+        let passed_on = self.store.hold(now, piece, may_be_for_kernel, frame, tally);
         self.passed_on.extend(passed_on);
     }
 

@@ -5,7 +5,7 @@ use std::{cell::RefCell, collections::BTreeSet, io, sync::Arc};
 use xdp_prog::{
     abi::{AddressKey, Tuple},
     csum::Sum,
-    punt::Carried,
+    punt::PuntHeader,
     reason::PuntReason,
     wire::protocol,
 };
@@ -80,16 +80,16 @@ impl Rig {
     }
 
     fn punt_as(&mut self, now: u64, reason: PuntReason, frame: &[u8]) {
-        self.punt_of(now, Carried::new(7, reason as u16, 0), frame);
+        self.punt_of(now, PuntHeader::new(7, reason as u16, 0), frame);
     }
 
-    fn punt_of(&mut self, now: u64, carried: Carried, frame: &[u8]) {
-        let bytes = [carried.as_bytes(), frame].concat();
+    fn punt_of(&mut self, now: u64, header: PuntHeader, frame: &[u8]) {
+        let bytes = [header.as_bytes(), frame].concat();
         // The program puts its bytes in front of where the frame began.
         assert!(
             self.port
                 .rings_mut()
-                .arrive(&bytes, START - Carried::LENGTH)
+                .arrive(&bytes, START - PuntHeader::LENGTH)
         );
         assert_eq!(self.worker.take(&mut self.port, now).unwrap(), 1);
         assert_eq!(self.port.balance().held, 0);
@@ -144,13 +144,13 @@ fn frame(tags: &[u8], packet: &[u8]) -> Vec<u8> {
 }
 
 fn returned(packet: &[u8], reason: PuntReason) -> Vec<u8> {
-    returned_of(packet, Carried::new(7, reason as u16, 0))
+    returned_of(packet, PuntHeader::new(7, reason as u16, 0))
 }
 
-fn returned_of(packet: &[u8], carried: Carried) -> Vec<u8> {
-    let carried = carried.back_to(MAC);
+fn returned_of(packet: &[u8], header: PuntHeader) -> Vec<u8> {
+    let header = header.back_to(MAC);
     let macs = [&MAC[..], &ETHERNET[6..], &[8, 0]].concat();
-    [carried.as_bytes(), &macs, packet].concat()
+    [header.as_bytes(), &macs, packet].concat()
 }
 
 const CLIENT: [u8; 4] = [192, 0, 2, 1];
@@ -162,12 +162,12 @@ fn fragment_waits_for_the_first_one_and_goes_back_with_what_is_in_front() {
     let third = ipv4(CLIENT, protocol::UDP, 2, &[3; 8]);
     rig.punt(0, &frame(&[], &third));
     rig.punt(0, &frame(&[], &second));
-    rig.worker.look(MS);
+    rig.worker.release_and_expire(MS);
     assert_eq!(rig.sent().len(), 0);
     assert_eq!(rig.counts.held().0, 2);
     rig.assert_all_counted();
     rig.learn(datagram(1));
-    rig.worker.look(2 * MS);
+    rig.worker.release_and_expire(2 * MS);
     let back = [second, third].map(|packet| returned(&packet, PuntReason::Fragment));
     assert_eq!(rig.sent(), back);
     assert_eq!(rig.counts.of(Outcome::Mended), 2);
@@ -214,16 +214,16 @@ fn what_may_be_the_kernels_is_passed_on_in_the_end() {
     let mut rig = Rig::new();
     let later = ipv4(CLIENT, protocol::UDP, 2, &[3; 8]);
     rig.punt_as(0, PuntReason::NodeFragment, &frame(&[], &later));
-    rig.worker.look(499 * MS);
+    rig.worker.release_and_expire(499 * MS);
     assert_eq!(rig.sent().len(), 0);
-    rig.worker.look(500 * MS);
+    rig.worker.release_and_expire(500 * MS);
     assert_eq!(rig.sent(), [returned(&later, PuntReason::NodeFragment)]);
     assert_eq!(rig.counts.of(Outcome::PassedOn), 1);
     rig.assert_all_counted();
 }
 
-fn too_big(size: u16) -> Carried {
-    Carried::new(7, PuntReason::TooBig as u16, size)
+fn too_big(size: u16) -> PuntHeader {
+    PuntHeader::new(7, PuntReason::TooBig as u16, size)
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn what_the_way_back_refuses_is_counted_and_what_is_held_at_the_end_too() {
     let later = frame(&[], &ipv4(CLIENT, protocol::UDP, 2, &[3; 8]));
     rig.punt(0, &later);
     rig.learn(datagram(1));
-    rig.worker.look(0);
+    rig.worker.release_and_expire(0);
     assert_eq!(rig.counts.of(Outcome::Unsent), 1);
     rig.punt(
         0,
@@ -317,7 +317,7 @@ fn flood_takes_no_buffer_of_the_port_and_keeps_nobody_out() {
     );
     assert!(rig.counts.of(Outcome::SourceShare) > 4000);
     rig.learn(datagram(1));
-    rig.worker.look(MS);
+    rig.worker.release_and_expire(MS);
     assert_eq!(rig.sent(), [returned(&good, PuntReason::Fragment)]);
     rig.assert_all_counted();
 }

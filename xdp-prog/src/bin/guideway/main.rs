@@ -20,7 +20,7 @@ use aya_ebpf::{bindings::xdp_action, helpers::bpf_redirect, macros::xdp, program
 use context::XdpFrame;
 use maps::XdpMaps;
 use xdp_prog::{
-    process::{Action, end_unpunted, process, resume},
+    process::{Action, end_without_agent, process, resume},
     reason::DropReason,
     stage::Stage,
     world::{Counters as _, Tables as _},
@@ -192,7 +192,7 @@ fn stage(ctx: &XdpContext, stage: Stage) -> u32 {
             ) =>
         {
             tables.tail_call(Stage::Punt);
-            to_xdp_action(&tables, end_unpunted(&tables))
+            to_xdp_action(&tables, end_without_agent(&tables))
         }
         action => to_xdp_action(&tables, action),
     }

@@ -10,8 +10,8 @@ use aya_ebpf::{
 use xdp_prog::{
     abi::size,
     frame::{Frame as _, FrameMut as _},
-    process::end_unpunted,
-    punt::{CARRIED, Carried, LONGEST_PUNT, Punt, queue_key},
+    process::end_without_agent,
+    punt::{LONGEST_PUNT, PUNT_ETHER_TYPE, Punt, PuntHeader, queue_key},
     reason::DropReason,
     world::{Counters as _, Tables as _},
 };
@@ -34,33 +34,33 @@ pub(crate) fn punt(ctx: &XdpContext) -> u32 {
     let tables = XdpMaps::of_mended(ctx);
     let punt = Punt::handed_over(&tables);
     if tables.is_mended() && !punt.may_follow(Cpu::current().mended_after()) {
-        return to_xdp_action(&tables, end_unpunted(&tables));
+        return to_xdp_action(&tables, end_without_agent(&tables));
     }
     let Some(index) = socket(ctx) else {
-        return to_xdp_action(&tables, end_unpunted(&tables));
+        return to_xdp_action(&tables, end_without_agent(&tables));
     };
     let mut frame = XdpFrame::new(ctx);
     // SAFETY: the context pointer is the one the kernel passed in.
     let length = unsafe { bpf_xdp_get_buff_len(ctx.ctx) };
     // Before Linux 6.6 no frame of several buffers can be redirected to a socket.
     let in_one_buffer = (ctx.data_end() - ctx.data()) as u64;
-    if length > (LONGEST_PUNT - Carried::LENGTH) as u64 || length != in_one_buffer {
-        return to_xdp_action(&tables, end_unpunted(&tables));
+    if length > (LONGEST_PUNT - PuntHeader::LENGTH) as u64 || length != in_one_buffer {
+        return to_xdp_action(&tables, end_without_agent(&tables));
     }
     // Without a socket, the frame stays as it is.
     if XSKS.redirect(index, xdp_action::XDP_DROP.into()) != Ok(xdp_action::XDP_REDIRECT) {
-        return to_xdp_action(&tables, end_unpunted(&tables));
+        return to_xdp_action(&tables, end_without_agent(&tables));
     }
     #[expect(clippy::cast_possible_wrap, reason = "16 bytes")]
     #[expect(clippy::cast_possible_truncation, reason = "16 bytes")]
-    if !frame.move_start(-(Carried::LENGTH as i32)) {
-        return to_xdp_action(&tables, end_unpunted(&tables));
+    if !frame.move_start(-(PuntHeader::LENGTH as i32)) {
+        return to_xdp_action(&tables, end_without_agent(&tables));
     }
-    let Some(carried) = frame.view_mut::<Carried>(0) else {
+    let Some(header) = frame.view_mut::<PuntHeader>(0) else {
         tables.count_reason(DropReason::NoHeadroom.index());
         return xdp_action::XDP_DROP;
     };
-    *carried = punt.carried(tables.ingress());
+    *header = punt.header(tables.ingress());
     tables.count_reason(punt.reason().index());
     xdp_action::XDP_REDIRECT
 }
@@ -79,17 +79,17 @@ fn socket(ctx: &XdpContext) -> Option<u32> {
 #[xdp(frags)]
 fn guideway_mended(ctx: XdpContext) -> u32 {
     let mut frame = XdpFrame::new(&ctx);
-    let Some(carried) = frame.view::<Carried>(0) else {
+    let Some(header) = frame.view::<PuntHeader>(0) else {
         return xdp_action::XDP_DROP;
     };
     // What the stack sends into the pair by itself.
-    if carried.ether_type != CARRIED.to_be_bytes() {
+    if header.ether_type != PUNT_ETHER_TYPE.to_be_bytes() {
         return xdp_action::XDP_DROP;
     }
-    Cpu::current().note_mended(device(&ctx), carried);
+    Cpu::current().note_mended(device(&ctx), header);
     #[expect(clippy::cast_possible_wrap, reason = "16 bytes")]
     #[expect(clippy::cast_possible_truncation, reason = "16 bytes")]
-    if !frame.move_start(Carried::LENGTH as i32) {
+    if !frame.move_start(PuntHeader::LENGTH as i32) {
         return xdp_action::XDP_DROP;
     }
     capture::begin(&ctx);

@@ -14,18 +14,18 @@ use crate::{abi::DeliveryKey, frame::Frame, stage::Stage, verdict::Delivery, wor
 #[inline(always)]
 pub fn decide<F: Frame, T: World>(frame: &F, tables: &T) -> Stage {
     match find(frame, tables) {
-        Known::Established => {
-            note(frame, tables);
+        Known::Proved => {
+            note_flow_and_delivery(frame, tables);
             Stage::PodFlow
         }
-        Known::Proved => Stage::PodFlow,
+        Known::ProvedByPacket => Stage::PodFlow,
         Known::No => Stage::Return,
     }
 }
 
 /// Notes a flow that is known, and the delivery, for the packets of the next second.
 #[inline(always)]
-fn note<F: Frame, T: World>(frame: &F, tables: &T) {
+fn note_flow_and_delivery<F: Frame, T: World>(frame: &F, tables: &T) {
     if let Some((delivery, _)) = Delivery::handed_over(tables) {
         let delivery = Delivery {
             note_key: DeliveryKey::handed_over_aside(tables),

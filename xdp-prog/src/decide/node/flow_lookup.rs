@@ -197,7 +197,7 @@ pub(crate) fn client_at_pod<A: Ip, T: Tables + Flows>(
             port: own,
         };
     }
-    match find_forward(tables, &forward, &pod.pod) {
+    match find_and_renew_forward(tables, &forward, &pod.pod) {
         Some((port, _)) => ClientAtPod { seen_by_pod, port },
         // The pod has seen no packet of this flow.
         None => ClientAtPod {
@@ -242,7 +242,7 @@ fn is_known<T: Flows>(
 
 /// Finds the port that a pod sees in place of the client's own, and renews that entry.
 #[inline(always)]
-pub(crate) fn find_forward<T: Flows>(
+pub(crate) fn find_and_renew_forward<T: Flows>(
     tables: &T,
     key: &Tuple,
     pod: &AddressKey,

@@ -20,9 +20,9 @@ pub(crate) enum Known {
     /// Nothing.
     No,
     /// An earlier packet has proved it.
-    Established,
-    /// This packet proves it.
     Proved,
+    /// This packet proves it.
+    ProvedByPacket,
 }
 
 /// Looks for the flow that the client sends as `forward` to a pod, under the client's own port at the pod or another
@@ -45,7 +45,7 @@ pub(crate) fn find<T: World>(
         Known::No => {}
         known => return known,
     }
-    match flow_lookup::find_forward(tables, forward, &pod.pod) {
+    match flow_lookup::find_and_renew_forward(tables, forward, &pod.pod) {
         Some((port, _)) => at_port(
             tables,
             forward,
@@ -75,7 +75,7 @@ fn at_port<T: World>(
             && !flow_state::is_over(flow, now)
     });
     match proved {
-        Some(true) => return Known::Established,
+        Some(true) => return Known::Proved,
         Some(false) => return Known::No,
         None => {}
     }
@@ -84,7 +84,7 @@ fn at_port<T: World>(
             && unproved::is_proof(flow, segment)
     });
     match unproved {
-        Some(true) => Known::Proved,
+        Some(true) => Known::ProvedByPacket,
         Some(false) | None => Known::No,
     }
 }

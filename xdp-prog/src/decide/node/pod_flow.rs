@@ -214,8 +214,11 @@ impl Flow<'_> {
                 is_own_unproved = lookup == FlowLookup::Unproved;
             }
             if tried == Tried::Own
-                && let Some((known, table)) =
-                    flow_lookup::find_forward(tables, &self.forward, &self.delivery.backend.pod)
+                && let Some((known, table)) = flow_lookup::find_and_renew_forward(
+                    tables,
+                    &self.forward,
+                    &self.delivery.backend.pod,
+                )
             {
                 port = known;
                 tried = match table {

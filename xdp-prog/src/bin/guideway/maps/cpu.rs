@@ -14,7 +14,7 @@ use aya_ebpf::{
 };
 use xdp_prog::{
     abi::{Config, REASONS_OF_CPU, Traffic, size},
-    punt::Carried,
+    punt::PuntHeader,
     reason::REASON_COUNT,
     world::{Clock, Counters, HandOver, HandOvers, Relay, Translation},
 };
@@ -134,10 +134,10 @@ impl Cpu {
 
     /// Notes where a mended frame came from at first, which comes back by another device.
     #[inline(always)]
-    pub(crate) fn note_mended(self, back: u32, carried: &Carried) {
+    pub(crate) fn note_mended(self, back: u32, header: &PuntHeader) {
         if let Some(scratch) = self.scratch() {
             // SAFETY: the CPU's own element.
-            unsafe { (*scratch).mended = [back, carried.device(), carried.number(), 0] };
+            unsafe { (*scratch).mended = [back, header.device(), header.reason_number(), 0] };
         }
     }
 

@@ -37,14 +37,14 @@ use xdp_prog::{
 pub use self::{
     announce::AnnouncedElsewhere,
     arena::{Arena, ArenaFill, Run},
-    contents::{Contents, InstalledBackend, InstalledService, Specs},
+    contents::{Contents, DroppedOwners, InstalledBackend, InstalledService, Specs},
     counters::{Counters, ReasonCount},
     error::TableError,
     explain::{ChosenBackend, Explanation, Outcome, Trace, TraceStep, Translated},
     flows::KnownFlow,
     in_use::in_use_beyond,
     inherit::{FormerTables, FormerTablesError, InheritedFlows},
-    past::{former_slots, live_past_owners, past_owners},
+    past::{former_slots, live_past_owners, newest_owners, past_owners},
     probes::{MAX_PROBES, ProbeSpec, probe_mark},
     reader::TableReader,
     types::{

@@ -58,6 +58,8 @@ pub struct Service {
     pub backends: usize,
     /// Length of the lookup table; 0 while it is not installed.
     pub slots: u32,
+    /// Number of past owners that its slots have lost before their day was over, once for each slot.
+    pub past_owners_dropped: u64,
     /// Number of packets forwarded.
     pub packets: u64,
     /// Number of bytes of those packets on arrival.

@@ -31,6 +31,9 @@ pub struct Status {
     pub announced: Announced,
     /// Use of the tables.
     pub tables: Vec<Table>,
+    /// Number of past owners that slots have lost before their day was over, once for each slot: `list_full` and
+    /// `table_full`.
+    pub past_owners_dropped: BTreeMap<String, u64>,
     /// Number of node addresses by state of their next hop: `resolved`, `local`, `unresolved`.
     pub next_hops: BTreeMap<String, u64>,
     /// Number of services in the tables.

@@ -86,6 +86,12 @@ pub(super) fn encode(snapshot: &Snapshot, metrics: &mut Metrics<'_>) -> fmt::Res
         "Longest run of free entries, where one is needed: the largest lookup table that still fits",
         tables.filter_map(|(labels, table)| Some((labels, table.largest_free_run?))),
     )?;
+    let dropped = status.past_owners_dropped.iter();
+    metrics.counters(
+        "past_owners_dropped",
+        "Past owners that slots have lost before their day was over, once for each slot, by cause",
+        dropped.map(|(cause, count)| ([("cause", cause.as_str())], *count)),
+    )?;
     let next_hops = status.next_hops.iter();
     metrics.gauges(
         "next_hops",

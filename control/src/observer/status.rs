@@ -36,6 +36,7 @@ impl Observation<'_> {
                 drained: view.is_drained,
             },
             tables: self.fill(),
+            past_owners_dropped: self.past_owners_dropped(),
             next_hops,
             services: view.tables.services().len(),
             health: self.health_status(),
@@ -55,6 +56,17 @@ impl Observation<'_> {
     fn nodes_in_use(&self) -> BTreeSet<IpAddr> {
         let backends = self.view.tables.backends();
         backends.map(|(backend, _)| backend.key.address).collect()
+    }
+
+    fn past_owners_dropped(&self) -> BTreeMap<String, u64> {
+        let dropped = self.view.tables.dropped_owners();
+        let by_cause = [
+            ("list_full", dropped.list_full),
+            ("table_full", dropped.table_full),
+        ];
+        by_cause
+            .map(|(cause, count)| (cause.to_owned(), count))
+            .into()
     }
 
     fn fill(&self) -> Vec<Table> {

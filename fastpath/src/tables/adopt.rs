@@ -14,8 +14,8 @@ use xdp_prog::abi::{
 };
 
 use super::{
-    ForwardMode, InstalledBackend, InstalledService, NodeRoute, Run, ServiceKey, TableError,
-    Tables,
+    DroppedOwners, ForwardMode, InstalledBackend, InstalledService, NodeRoute, Run, ServiceKey,
+    TableError, Tables,
     encode::{key_check, key_of_entry, owned_backend, settings_of},
     grace,
     ids::Ids,
@@ -40,6 +40,7 @@ impl Tables {
                 .installed
                 .extend(service.map(|service| (key, Arc::new(service))));
         }
+        self.adopt_pasts();
         self.retain_keys()?;
         self.remove_stray_pods()?;
         let known: BTreeSet<u32> = self
@@ -152,7 +153,6 @@ impl Tables {
             .into_iter()
             .filter(|backend| self.adopt_backend(*backend, |backend| &mut backend.services))
             .collect();
-        self.adopt_pasts(run);
         let pods = pods
             .filter(|(_, backend)| backends.contains(backend))
             .map(|(tag, backend)| (*tag, *backend))
@@ -170,6 +170,7 @@ impl Tables {
             source_ranges: source_ranges.cloned().unwrap_or_default(),
             owner,
             left_out: Box::default(),
+            dropped_owners: DroppedOwners::default(),
         })
     }
 

@@ -73,6 +73,14 @@ impl Arena {
         Some(Run { base, log2 })
     }
 
+    /// Allocates the first free run of 2^`log2` slots that is no part of a longer one, if it begins before `end`.
+    pub fn fill_gap(&mut self, log2: u8, end: u32) -> Option<Run> {
+        let free = self.free.get_mut(usize::from(log2))?;
+        let base = *free.first().filter(|base| **base < end)?;
+        free.remove(&base);
+        Some(Run { base, log2 })
+    }
+
     /// Allocates a given run; returns whether all of it was free.
     pub fn reserve(&mut self, wanted: Run) -> bool {
         let aligned = wanted.base.is_multiple_of(wanted.length());
@@ -202,6 +210,19 @@ mod tests {
             let free = taken.iter().filter(|&&taken| !taken).count();
             assert_eq!(arena.fill().free as usize, free);
         }
+    }
+
+    #[test]
+    fn gap_is_filled_without_a_longer_run_being_split() {
+        let mut arena = Arena::new(64);
+        let runs: Vec<Run> = std::iter::from_fn(|| arena.allocate(2)).collect();
+        for place in [3, 5, 6] {
+            arena.release(runs[place]);
+        }
+        assert_eq!(arena.fill_gap(2, runs[3].base), None, "it is not before");
+        assert_eq!(arena.fill_gap(2, 64), Some(runs[3]));
+        // The others have merged.
+        assert_eq!(arena.fill_gap(2, 64), None);
     }
 
     #[test]

@@ -144,13 +144,7 @@ impl Tables {
             backend.services += 1;
             return Ok(backend.id);
         }
-        let id = match self.allocate(map::BACKENDS, |tables| &mut tables.backend_ids) {
-            // Lists of past owners keep ids occupied. All lists go: what serves comes before what has served.
-            Err(_) if self.forget_pasts() => {
-                self.allocate(map::BACKENDS, |tables| &mut tables.backend_ids)?
-            }
-            id => id?,
-        };
+        let id = self.allocate_backend_id()?;
         let route = self.contents.node_routes.get(&owned.key.address);
         let entry = backend_entry(
             &owned,
@@ -164,6 +158,19 @@ impl Tables {
             .backend_by_key
             .insert(owned, InstalledBackend::used(id));
         Ok(id)
+    }
+
+    fn allocate_backend_id(&mut self) -> Result<u32, TableError> {
+        let allocate =
+            |tables: &mut Self| tables.allocate(map::BACKENDS, |tables| &mut tables.backend_ids);
+        // What serves comes before what has served: at first before the older half of that.
+        for part in [2, 1] {
+            if let Ok(id) = allocate(self) {
+                return Ok(id);
+            }
+            self.forget_oldest_past_owners(part);
+        }
+        allocate(self)
     }
 
     /// Moves backends to a new owner, if only one service uses them and the owner does not have them already. So

@@ -1,6 +1,6 @@
 //! The contents of the tables, in user space's types.
 
-use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
+use std::{collections::BTreeSet, net::IpAddr, ops::AddAssign, sync::Arc};
 
 use imbl::OrdMap;
 use ipnet::IpNet;
@@ -26,6 +26,31 @@ pub struct InstalledService {
     pub(super) source_ranges: BTreeSet<IpNet>,
     /// Pods that are left out because another pod of their node has the same tag.
     pub(super) left_out: Box<[BackendKey]>,
+    /// Past owners of its slots that were dropped since the tables were opened.
+    pub(super) dropped_owners: DroppedOwners,
+}
+
+/// Past owners of slots that were dropped although their day was not over, once for each slot: connections of theirs end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DroppedOwners {
+    /// The slot's list had no room for more.
+    pub list_full: u64,
+    /// The table of all lists had no room for more.
+    pub table_full: u64,
+}
+
+impl DroppedOwners {
+    /// Counts those of both causes.
+    pub const fn all(self) -> u64 {
+        self.list_full + self.table_full
+    }
+}
+
+impl AddAssign for DroppedOwners {
+    fn add_assign(&mut self, other: Self) {
+        self.list_full += other.list_full;
+        self.table_full += other.table_full;
+    }
 }
 
 impl InstalledService {
@@ -39,6 +64,11 @@ impl InstalledService {
     /// Lists the pods that get no traffic, because their node could not distinguish them from another pod.
     pub fn left_out(&self) -> &[BackendKey] {
         &self.left_out
+    }
+
+    /// Counts the past owners of its slots that were dropped since the tables were opened.
+    pub const fn dropped_owners(&self) -> DroppedOwners {
+        self.dropped_owners
     }
 
     /// Returns the number of pods of this machine that serve it.

@@ -1,6 +1,10 @@
 //! Services: their lookup tables, their rules, and the keys that lead to them.
 
-use std::{collections::BTreeSet, mem::offset_of, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashSet},
+    mem::offset_of,
+    sync::Arc,
+};
 
 use xdp_prog::abi::{IndexEntry, Service, ServiceWord, Slot, map};
 
@@ -10,7 +14,7 @@ use super::{
     encode::{key_check, service_entry, service_rules},
     layout::{Layout, LocalTable, layout},
     lut::Lut,
-    past::{keeps_past, second_now},
+    past::{OwnerChange, keeps_past, second_now},
     policy::{Pods, ranges_of},
 };
 
@@ -216,10 +220,22 @@ impl Tables {
         }
 
         let is_new = |run: Run| new_runs(runs, old_runs).any(|new| new == run);
-        let past = keeps_past(key, spec).then(|| old_runs.map(|old| old.table));
-        let slots = self.store_slots(runs.table, is_new(runs.table), past, &layout.table, ids);
+        let listed: HashSet<u32> = ids.iter().copied().collect();
+        let change = OwnerChange {
+            run: runs.table,
+            is_new: is_new(runs.table),
+            former: old_runs.map(|old| old.table),
+            listed: &listed,
+            second: second_now(),
+        };
+        let slots = self.store_slots(&change, keeps_past(key, spec), &layout.table, ids);
         if let (Some(LocalTable::Own(local)), Some(run)) = (&layout.local, runs.local) {
-            self.store_slots(run, is_new(run), None, local, ids);
+            let change = OwnerChange {
+                run,
+                is_new: is_new(run),
+                ..change
+            };
+            self.store_slots(&change, false, local, ids);
         }
         let word = |run: Run| ServiceWord::new(run.base, run.log2, key_check(key));
         let local_word = runs.local.map_or(ServiceWord::default(), word);
@@ -243,6 +259,7 @@ impl Tables {
                 if is_new(runs.table) {
                     self.clear_pasts(runs.table);
                 }
+                self.take_dropped();
                 give_back(self);
                 self.service_ids.release(id);
                 return Err(error);
@@ -263,6 +280,9 @@ impl Tables {
         self.retired.runs.extend(outgoing);
         self.freed.runs += u64::from(self.retired.runs.len() > before);
         self.freed.entries += u64::from(old_ranges.difference(&ranges).next().is_some());
+        let before = self.service(key).map(InstalledService::dropped_owners);
+        let mut dropped_owners = before.unwrap_or_default();
+        dropped_owners += self.take_dropped();
         let change = Change {
             slots,
             new_table: old_runs.is_none_or(|old| old.table != runs.table),
@@ -277,6 +297,7 @@ impl Tables {
             source_ranges: ranges,
             owner: spec.owner,
             left_out: layout.left_out.as_slice().into(),
+            dropped_owners,
         };
         Ok((service, change))
     }
@@ -368,34 +389,36 @@ impl Tables {
         self.lut.of(run).map(Slot::owner).eq(owners)
     }
 
-    /// Stores the owners of a table in a run; returns how many slots have changed. `past` is the run that the service
-    /// had, if the slots are to have lists of past owners.
+    /// Stores the owners of a table in a run; returns how many slots have changed. With `keeps_past`, the slots have lists
+    /// of past owners.
     fn store_slots(
         &mut self,
-        run: Run,
-        is_new: bool,
-        past: Option<Option<Run>>,
+        change: &OwnerChange<'_>,
+        keeps_past: bool,
         table: &Lut,
         ids: &[u32],
     ) -> u32 {
-        let second = second_now();
+        let is_new = change.is_new;
         let mut changed = 0;
-        for (index, owner) in (run.base..).zip(&table.owners) {
+        for (index, owner) in (change.run.base..).zip(&table.owners) {
             let owner = id_of(ids, *owner);
             let old = self.lut.get(index).filter(|_| !is_new);
             let is_same = old.map(Slot::owner) == Some(owner);
             // The list comes before the owner: packets that find the two of different times lose a try at most.
-            let has_past = match past {
-                Some(_) if is_same => continue,
-                Some(former) => self.store_past(index, (run, former), owner, second, is_new),
-                None if is_new => false,
-                None => self.clear_past(index),
+            let has_past = if keeps_past {
+                if is_same {
+                    continue;
+                }
+                self.store_past(index, owner, change)
+            } else {
+                !is_new && self.clear_past(index)
             };
             let slot = Slot::new(owner, has_past);
             if old != Some(slot) {
                 self.lut.set(index, slot);
                 changed += u32::from(!is_same);
             }
+            self.finish_slot(index, change);
         }
         changed
     }

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use super::{Contents, Fill, InstalledService, Tables, Usage, ids::Ids};
+use super::{Contents, DroppedOwners, Fill, InstalledService, Tables, Usage, ids::Ids};
 
 /// The contents of the tables at one moment.
 #[derive(Clone, Debug, Default)]
@@ -15,6 +15,7 @@ pub struct TableView {
     fill: Fill,
     nat: Usage,
     live: Vec<(&'static str, Usage)>,
+    dropped_owners: DroppedOwners,
 }
 
 impl Deref for TableView {
@@ -35,6 +36,11 @@ impl TableView {
         fill.pods.used = sum(InstalledService::local_pods);
         fill.source_ranges.used = sum(InstalledService::source_ranges);
         fill
+    }
+
+    /// Counts the past owners of all slots that were dropped since the tables were opened.
+    pub const fn dropped_owners(&self) -> DroppedOwners {
+        self.dropped_owners
     }
 
     /// Returns the number of NAT mode's flows; see [`Tables::nat_fill`].
@@ -94,6 +100,7 @@ impl Tables {
             },
             nat: self.nat_fill(),
             live: self.live_fill().collect(),
+            dropped_owners: self.pasts.dropped,
         }
     }
 }

@@ -139,10 +139,13 @@ impl Edges for Guideway {
 
     fn learn(&mut self, edge: usize, table: &Table, changed: Option<&[u32]>) {
         let (second, longest) = (self.second(), self.longest_list);
-        let edge = &mut self.network.edges[edge];
+        let Network {
+            edges, is_alive, ..
+        } = &mut self.network;
+        let edge = &mut edges[edge];
         match changed {
             None => edge.begin_anew(table),
-            Some(changed) => edge.change(table, changed, second, longest),
+            Some(changed) => edge.change(table, changed, second, (longest, is_alive)),
         }
     }
 

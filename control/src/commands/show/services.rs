@@ -69,6 +69,12 @@ pub fn services<'r>(services: impl Into<Cow<'r, [Service]>>, columns: Columns, p
                 "{name}: {left_out} PODS LEFT OUT, see `guideway backends`"
             ));
         }
+        if service.past_owners_dropped > 0 {
+            let dropped = count(service.past_owners_dropped);
+            notes.push(format!(
+                "{name}: slots lost {dropped} past owners early, whose connections end"
+            ));
+        }
         if service.all_fail {
             notes.push(format!("{name}: every backend fails, so all serve"));
         }

@@ -194,6 +194,7 @@ fn policies_of_a_service_are_named() {
         session_affinity: true,
         local_pods: 3,
         left_out: 1,
+        past_owners_dropped: 12,
         ..web()
     };
     let page = services(&[service], USUAL);
@@ -201,6 +202,7 @@ fn policies_of_a_service_are_named() {
         "l2dsr, local",
         "2 source ranges, affinity by client address, 3\n    pods here\n",
         "web-v6: 1 PODS LEFT OUT",
+        "web-v6: slots lost 12 past owners early",
     ] {
         assert!(page.contains(text), "{text}: {page}");
     }
@@ -336,6 +338,7 @@ fn status_fits_80_columns_and_names_what_is_wrong() {
             capacity: 16_777_216,
             largest_free_run: Some(8_388_608),
         }],
+        past_owners_dropped: [("list_full".to_owned(), 3)].into(),
         next_hops: [("resolved".to_owned(), 3), ("unresolved".to_owned(), 1)].into(),
         announced: Announced {
             interfaces: vec!["eth0".to_owned()],

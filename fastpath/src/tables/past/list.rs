@@ -4,8 +4,7 @@ use std::{cmp::Reverse, ops::Range};
 
 use xdp_prog::abi::{PAST_OWNER_SECONDS, PastOwner};
 
-/// Returns the past owners that a slot has from `second` on, in which it changes hands to `owner`: the newest first, and
-/// at most `most`.
+/// Returns the past owners that a slot has from `second` on, in which it changes hands to `owner`, the newest first.
 ///
 /// `former` lists the slots whose flows the slot takes over, with their owners and past owners: itself or, in a table of
 /// another length, the same part of the former table. A past owner has its place by `is_pod`: only a pod's node returns
@@ -14,7 +13,6 @@ pub fn past_owners<'l>(
     former: impl IntoIterator<Item = (u32, &'l [PastOwner])>,
     owner: u32,
     second: u32,
-    most: usize,
     is_pod: impl Fn(u32) -> bool,
 ) -> Vec<PastOwner> {
     let mut known = Vec::new();
@@ -24,14 +22,34 @@ pub fn past_owners<'l>(
     }
     // Stable: of the same second, the order stays.
     known.sort_by_key(|owner| Reverse(owner.second()));
-    let mut list: Vec<PastOwner> = Vec::with_capacity(known.len().min(most));
+    let mut list: Vec<PastOwner> = Vec::with_capacity(known.len());
     for past in known {
-        let is_listed = |id| id == owner || list.iter().any(|listed| listed.backend() == id);
-        if list.len() < most && is_pod(past.backend()) && !is_listed(past.backend()) {
+        let is_there = |id| id == owner || list.iter().any(|listed| listed.backend() == id);
+        if is_pod(past.backend()) && !is_there(past.backend()) {
             list.push(past);
         }
     }
     list
+}
+
+/// Shortens a list to at most `most` past owners: those that the service does not list any more go first, then the oldest.
+pub fn newest_owners(
+    list: Vec<PastOwner>,
+    most: usize,
+    is_listed: impl Fn(&PastOwner) -> bool,
+) -> Vec<PastOwner> {
+    let mut left = list.len().saturating_sub(most);
+    let mut kept = list;
+    // The oldest first.
+    kept.reverse();
+    kept.retain(|owner| {
+        let goes = left > 0 && !is_listed(owner);
+        left -= usize::from(goes);
+        !goes
+    });
+    kept.reverse();
+    kept.truncate(most);
+    kept
 }
 
 /// Returns the slots of a former table of 2^`former` slots whose flows a slot of a table of 2^`log2` slots takes over: the
@@ -70,22 +88,35 @@ mod tests {
     #[test]
     fn former_owner_comes_first_and_the_new_one_leaves_the_list() {
         let past = owners(&[(3, 30), (4, 20)]);
-        let list = past_owners([(2, &past[..])], 3, 50, 14, |_| true);
+        let list = past_owners([(2, &past[..])], 3, 50, |_| true);
         assert_eq!(list, owners(&[(2, 50), (4, 20)]));
     }
 
     #[test]
-    fn list_keeps_the_newest_that_are_pods() {
+    fn list_has_pods_alone() {
         let past = owners(&[(3, 30), (4, 20), (5, 10)]);
-        let list = past_owners([(2, &past[..])], 9, 50, 2, |id| id != 3);
-        assert_eq!(list, owners(&[(2, 50), (4, 20)]));
-        assert!(past_owners([(0, &[][..])], 9, 50, 14, |id| id != 0).is_empty());
+        let list = past_owners([(2, &past[..])], 9, 50, |id| id != 3);
+        assert_eq!(list, owners(&[(2, 50), (4, 20), (5, 10)]));
+        assert!(past_owners([(0, &[][..])], 9, 50, |id| id != 0).is_empty());
+    }
+
+    #[test]
+    fn list_that_overflows_loses_who_is_no_longer_listed_and_then_the_oldest() {
+        let all = owners(&[(2, 50), (3, 40), (4, 30), (5, 20)]);
+        let kept = |most, listed: &[u32]| {
+            newest_owners(all.clone(), most, |owner| listed.contains(&owner.backend()))
+        };
+        assert_eq!(kept(4, &[]), all);
+        assert_eq!(kept(3, &[2, 4, 5]), owners(&[(2, 50), (4, 30), (5, 20)]));
+        assert_eq!(kept(2, &[2, 4, 5]), owners(&[(2, 50), (4, 30)]));
+        assert_eq!(kept(2, &[5]), owners(&[(2, 50), (5, 20)]));
+        assert_eq!(kept(2, &[]), owners(&[(2, 50), (3, 40)]));
     }
 
     #[test]
     fn slots_that_become_one_share_their_owners_once() {
         let (one, other) = (owners(&[(5, 40), (6, 10)]), owners(&[(6, 45)]));
-        let list = past_owners([(2, &one[..]), (2, &other[..])], 9, 50, 14, |_| true);
+        let list = past_owners([(2, &one[..]), (2, &other[..])], 9, 50, |_| true);
         assert_eq!(list, owners(&[(2, 50), (6, 45), (5, 40)]));
     }
 

@@ -6,7 +6,7 @@ use std::{
     ops::Range,
 };
 
-use fastpath::tables::{former_slots, past_owners};
+use fastpath::tables::{former_slots, newest_owners, past_owners};
 use xdp_prog::{
     abi::{
         AddressKey, Config, MAX_PAST_OWNERS, MODE_IPIP, PastOwner, Pin, SERVICE_PODS, Service,
@@ -68,14 +68,22 @@ impl Edge {
         self.pins = RefCell::default();
     }
 
-    /// Turns to a table, in whose changed slots lists of at most `longest` past owners follow.
-    pub(super) fn change(&mut self, table: &Table, changed: &[u32], second: u32, longest: usize) {
+    /// Turns to a table, in whose changed slots lists of at most `longest` past owners follow. Edges list the backends that
+    /// are alive, as those that drain are.
+    pub(super) fn change(
+        &mut self,
+        table: &Table,
+        changed: &[u32],
+        second: u32,
+        (longest, is_alive): (usize, &[bool]),
+    ) {
         let lists = changed.iter().map(|slot| {
             let former = former_slots(*slot, table.log2(), self.table.log2());
             let former = former.map(|slot| (self.owner(slot), self.list(slot)));
             let owner = table.owners()[*slot as usize];
             // All backends are pods.
-            past_owners(former, owner, second, longest, |id| id != 0)
+            let all = past_owners(former, owner, second, |id| id != 0);
+            newest_owners(all, longest, |past| is_alive[past.backend() as usize])
         });
         let lists: Vec<Vec<PastOwner>> = lists.collect();
         if table.log2() != self.table.log2() {

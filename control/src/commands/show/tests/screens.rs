@@ -144,6 +144,7 @@ fn long_service() -> Service {
         source_ranges: 65_535,
         local_pods: 65_535,
         left_out: 65_535,
+        past_owners_dropped: u64::MAX,
         packets: u64::MAX,
         bytes: u64::MAX,
         connections: Some(u64::MAX),

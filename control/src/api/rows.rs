@@ -58,6 +58,9 @@ pub struct Service {
     pub backends: usize,
     /// Length of the lookup table; 0 while it is not installed.
     pub slots: u32,
+    /// 16 hexadecimal digits that are equal on edges whose slots have the same owners and past owners; `None` without an
+    /// exchange, and for services whose owners are not exchanged.
+    pub owners: Option<String>,
     /// Number of packets forwarded.
     pub packets: u64,
     /// Number of bytes of those packets on arrival.

@@ -44,6 +44,7 @@ impl Observation<'_> {
                 left_out: present.map_or(0, |service| service.left_out().len()),
                 backends: wanted.map_or(0, |service| service.spec.sharing().count()),
                 slots: present.map_or(0, |service| service.run.length()),
+                owners: view.owners.fingerprint(key),
                 packets: traffic.packets,
                 bytes: traffic.bytes,
                 connections: connections

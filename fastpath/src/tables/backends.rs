@@ -151,6 +151,12 @@ impl Tables {
             }
             id => id?,
         };
+        self.write_backend(id, owned, InstalledBackend::used(id));
+        Ok(id)
+    }
+
+    /// Writes a new backend under its id.
+    pub(super) fn write_backend(&mut self, id: u32, owned: OwnedBackend, new: InstalledBackend) {
         let route = self.contents.node_routes.get(&owned.key.address);
         let entry = backend_entry(
             &owned,
@@ -160,10 +166,7 @@ impl Tables {
         );
         self.counters.backends.clear(id);
         self.backends.write(id, entry);
-        self.contents
-            .backend_by_key
-            .insert(owned, InstalledBackend::used(id));
-        Ok(id)
+        self.contents.backend_by_key.insert(owned, new);
     }
 
     /// Moves backends to a new owner, if only one service uses them and the owner does not have them already. So
@@ -229,7 +232,8 @@ impl Tables {
         }
     }
 
-    fn retire_if_unneeded(&mut self, id: u32, owned: &OwnedBackend) {
+    /// Retires a backend that neither a service nor a list of past owners names.
+    pub(super) fn retire_if_unneeded(&mut self, id: u32, owned: &OwnedBackend) {
         let backend = self.contents.backend_by_key.get(owned);
         if backend.is_some_and(|backend| backend.services == 0 && backend.lists == 0) {
             self.contents.backend_by_key.remove(owned);

@@ -37,6 +37,8 @@ pub(super) struct Pasts {
     arena: Arena,
     stored: HashMap<List, Stored>,
     by_offset: HashMap<u32, List>,
+    /// How often a slot got another list without another owner.
+    changes: u64,
 }
 
 /// The place of a list.
@@ -60,6 +62,7 @@ impl Pasts {
             history,
             stored: HashMap::new(),
             by_offset: HashMap::new(),
+            changes: 0,
         })
     }
 
@@ -107,7 +110,7 @@ impl Pasts {
     }
 
     /// Returns the list of a slot that has a past.
-    fn list(&self, index: u32) -> Option<&List> {
+    pub(super) fn list(&self, index: u32) -> Option<&List> {
         self.by_offset.get(&self.word(index).offset())
     }
 
@@ -222,6 +225,11 @@ impl Tables {
         entries.map(|entry| backend_key(&entry)).collect()
     }
 
+    /// Counts how often slots got other lists of past owners without other owners.
+    pub fn changes_of_pasts(&self) -> u64 {
+        self.pasts.changes
+    }
+
     /// Lists the nodes of past owners.
     pub fn nodes_of_past_owners(&self) -> BTreeSet<IpAddr> {
         if self.pasts.stored.is_empty() {
@@ -240,7 +248,8 @@ impl Tables {
     }
 
     /// Gives a slot in use another list.
-    fn change_past(&mut self, index: u32, list: &[PastOwner]) {
+    pub(super) fn change_past(&mut self, index: u32, list: &[PastOwner]) {
+        self.pasts.changes += 1;
         let owner = self.lut.get(index).unwrap_or_default().owner();
         let has_past = self.replace_past(index, list, false);
         self.lut.set(index, Slot::new(owner, has_past));

@@ -27,6 +27,7 @@ mod machine_state;
 mod mending;
 mod next_hops;
 mod path_mtus;
+mod peers;
 mod periodic_work;
 mod pod_devices;
 mod problems;
@@ -54,6 +55,7 @@ pub(crate) use self::health_checks::reasons;
 use self::mending::Mending;
 use self::next_hops::NextHops;
 use self::path_mtus::PathMtus;
+use self::peers::Peering;
 use self::periodic_work::PeriodicWork;
 use self::pod_devices::PodDevices;
 pub(crate) use self::problems::{Item, Problems};
@@ -103,6 +105,7 @@ pub struct Agent {
     tables: Tables,
     programmed: Programmed,
     announcing: Announcing,
+    peering: Peering,
     mending: Mending,
 
     periodic_work: PeriodicWork,
@@ -137,6 +140,7 @@ impl Agent {
             heartbeat: self.publication.heartbeat.clone(),
             agent,
             drains: self.announcing.drains(),
+            peers: self.peering.states.clone(),
             started: self.publication.started,
             started_at: self.publication.started_at,
             others: Mutex::default(),
@@ -194,6 +198,14 @@ impl Agent {
             // Many may change at once. The selection is made once, after all commands have been read.
             Command::Health => self.health_checks.is_changed = true,
             Command::Announce(result) => self.take_election_result(result),
+            Command::Owners(keys, answer) => {
+                // The asker may have gone.
+                let _ = answer.send(self.owners_of_slots(&keys));
+            }
+            Command::TakeOwners { told, asked, taken } => {
+                let _ = taken.send(self.take_owners(&told, asked));
+            }
+            Command::PastTaken => self.end_wait_for_past(),
             // The newest state is taken once, after all commands have been read.
             Command::State => {}
             // Nobody waits for the answer any more. Only a detach has an effect beside its answer.

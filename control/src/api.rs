@@ -20,7 +20,7 @@ pub use self::rows::{Backend, Counts, Reason, Service};
 pub use self::service_filter::{NameParts, ServiceFilter};
 pub use self::status::{
     Announced, ConfigStatus, ControllerStatus, Egress, HashSeed, Health, Interface, Kubernetes,
-    MendStatus, Status, Table, Untrusted, unattached,
+    MendStatus, Peer, PeersStatus, Status, Table, Untrusted, unattached,
 };
 pub use self::trace::{AtAddress, Choice, Step, Trace, Which};
 

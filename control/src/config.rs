@@ -23,7 +23,7 @@ mod validate;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -74,12 +74,25 @@ pub struct Config {
     pub default_mode: ForwardMode,
     /// Settings of checks that a service of the file does not set.
     pub(crate) health: HealthDefaults,
+    /// The exchange of owners with other edges; `None` if there is none.
+    pub peers: Option<Peers>,
     /// How the Kubernetes API is used; `None` if the file itself lists the services.
     pub kubernetes: Option<Kubernetes>,
     /// The entries of `node_config` that name this machine. Their settings are in the other fields.
     pub(crate) node_config: Vec<String>,
     /// Positions of the values that the rules of [`host`] may reject.
     pub(crate) origins: Origins,
+}
+
+/// The exchange of owners with other edges.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peers {
+    /// Where other edges are answered; `None` if they are not.
+    pub listen: Option<Listen>,
+    /// Addresses and ports of all edges. This machine's may be among them.
+    pub addresses: BTreeSet<SocketAddr>,
+    /// The file with the key that all edges share.
+    pub key_file: PathBuf,
 }
 
 /// Where services, nodes and virtual addresses come from.
@@ -201,6 +214,7 @@ pub(crate) struct Origins {
     pub(crate) sources: BTreeMap<IpAddr, Position>,
     pub(crate) nat: BTreeMap<IpAddr, Position>,
     pub(crate) nodes: BTreeMap<IpAddr, Position>,
+    pub(crate) key_file: Option<Position>,
 }
 
 /// Reads and validates the file at `path`.

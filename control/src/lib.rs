@@ -37,6 +37,7 @@ mod log;
 pub mod metrics;
 mod next_hop;
 pub mod observer;
+pub mod peers;
 pub mod plan;
 mod random;
 pub mod reasons;

@@ -8,6 +8,7 @@ mod encoder;
 mod health;
 mod kubernetes;
 mod others;
+mod peers;
 mod process;
 mod traffic;
 
@@ -85,6 +86,7 @@ impl Collector for Snapshot {
         let mut metrics = Metrics::new(encoder);
         agent::encode(self, &mut metrics)?;
         traffic::encode(self, &mut metrics)?;
+        peers::encode(self.status.peers.as_ref(), &mut metrics)?;
         self.health.encode(&self.services, &mut metrics)?;
         match &self.kubernetes {
             Some(values) => values.encode(&mut metrics),
@@ -134,7 +136,9 @@ mod tests {
 
     use super::encoder::MOST_SERIES;
     use super::*;
-    use crate::api::{Announced, ConfigStatus, Egress, Interface, MendStatus, Table};
+    use crate::api::{
+        Announced, ConfigStatus, Egress, Interface, MendStatus, Peer, PeersStatus, Table,
+    };
     use crate::durations::Durations;
     use crate::kubernetes::{WatchStatus, WatcherStatus};
 
@@ -271,6 +275,18 @@ mod tests {
                     open: 2,
                     ..MendStatus::default()
                 }),
+                peers: Some(PeersStatus {
+                    asked: 21,
+                    answered: 22,
+                    refused: [("timed_out".to_owned(), 2)].into(),
+                    slots_taken: 23,
+                    owners_left_out: 24,
+                    peers: vec![Peer {
+                        agrees: true,
+                        ..Peer::default()
+                    }],
+                    ..PeersStatus::default()
+                }),
                 problems: vec!["p".to_owned(), "of an object".to_owned()],
                 unapplied: 1,
                 ..Status::default()
@@ -379,6 +395,14 @@ mod tests {
             "guideway_health_check_duration_seconds_count{type=\"tcp\"} 1",
             "guideway_next_hops{state=\"resolved\"} 2",
             "guideway_mend_queues{state=\"wanted\"} 3",
+            "guideway_peers{state=\"all\"} 1",
+            "guideway_peers{state=\"answering\"} 1",
+            "guideway_peers{state=\"agreeing\"} 1",
+            "guideway_peer_exchanges_total 21",
+            "guideway_peer_requests_answered_total 22",
+            "guideway_peer_refusals_total{reason=\"timed_out\"} 2",
+            "guideway_peer_slots_taken_total 23",
+            "guideway_peer_owners_left_out_total 24",
             "guideway_mend_queues{state=\"open\"} 2",
             "guideway_kubernetes_synced 1",
             "guideway_kubernetes_objects{kind=\"services\"} 3",

@@ -41,6 +41,7 @@ use crate::health::monitor::Monitor;
 use crate::kubernetes::ClusterFeed;
 use crate::kubernetes::leases::DrainRequest;
 use crate::metrics::{self, Others};
+use crate::peers::{PeerStates, WAITS_FOR_PAST};
 
 /// Most simultaneous answers; further ones wait. Each uses a core, and in a large cluster hundreds of megabytes.
 const MAX_ANSWERS: usize = 2;
@@ -68,6 +69,8 @@ pub(crate) struct ObserverInputs {
     pub(crate) agent: Handle,
     /// Where to leave wishes to drain this edge; `None` if it takes part in no election.
     pub(crate) drains: Option<mpsc::UnboundedSender<DrainRequest>>,
+    /// The exchange of owners with other edges.
+    pub(crate) peers: Option<PeerStates>,
     pub(crate) started: Instant,
     /// The start in seconds since 1970.
     pub(crate) started_at: u64,
@@ -149,15 +152,17 @@ impl Observer {
         text.await.flatten()
     }
 
-    /// Lists the devices that lack their program; `None` if the agent's loop hangs.
+    /// Lists the devices that lack their program, and what else keeps this machine from being ready; `None` if the agent's loop hangs.
     pub async fn unattached(&self) -> Option<Vec<String>> {
         if self.inputs.heartbeat.age(Instant::now()) > LIFE_TIMEOUT {
             return None;
         }
         // Without a permit: a probe must not wait for long answers to others.
-        let programs = self.run(None, |seen| seen.programs());
-        let (interfaces, egress) = programs.await?;
-        Some(unattached(&interfaces, &egress))
+        let seen = self.run(None, |seen| (seen.programs(), seen.view.waits_for_past));
+        let ((interfaces, egress), waits_for_past) = seen.await?;
+        let mut missing = unattached(&interfaces, &egress);
+        missing.extend(waits_for_past.then(|| WAITS_FOR_PAST.to_owned()));
+        Some(missing)
     }
 
     /// Waits for a permit, then makes an answer from the current state.

@@ -2,10 +2,13 @@
 
 use std::future::pending;
 use std::path::Path;
+use std::pin::pin;
+use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
 
 use anyhow::{Context, Result, anyhow};
+use futures_util::FutureExt;
 use sd_notify::NotifyState;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -17,6 +20,7 @@ use crate::agent::{Agent, Command, Handle};
 use crate::api::server::Socket;
 use crate::config::{HealthCheckNodePorts, Listen, Source};
 use crate::kubernetes::{Watchers, leases};
+use crate::peers::{Exchange, Key, Network};
 use crate::{cli, config, healthz, http, log, watch};
 
 /// Runs the agent until a signal or `guideway detach` ends it.
@@ -62,6 +66,14 @@ async fn serve(
         watchers = Some(Watchers::new(options.clone()).await?);
         healthz = listeners(options.healthz, "kubernetes.healthz").await?;
     }
+    let exchange = match config.peers.as_ref().filter(|_| config.desired.edge) {
+        Some(peers) => Some(Exchange {
+            key: Key::read(&peers.key_file).context("cannot exchange owners with other edges")?,
+            listeners: listeners(peers.listen, "peers.listen").await?,
+            network: Network(Arc::new(peers.addresses.clone())),
+        }),
+        None => None,
+    };
     let health_check_ports = config.kubernetes.as_ref();
     let health_check_ports = health_check_ports.map(|options| options.health_check_node_port);
     let (commands, received) = mpsc::channel();
@@ -92,6 +104,22 @@ async fn serve(
         }
         let changed = move || told.send(Command::State);
         watchers.start(agent.inherited_nodes(), changed, ended)?;
+    }
+    let (begin, begun) = oneshot::channel();
+    match exchange.zip(agent.peering(handle.clone())) {
+        Some((exchange, (mut owners, states, has_own_past))) => {
+            let told = handle.clone();
+            tasks.spawn(async move {
+                owners.programmed().await;
+                let begun = move || {
+                    told.send(Command::PastTaken);
+                    // The receiver is gone only when the process ends.
+                    let _ = begin.send(());
+                };
+                exchange.run((owners, states), has_own_past, begun).await;
+            });
+        }
+        None => drop(begin.send(())),
     }
     let health = agent.health();
     let observer = agent.observer(handle.clone())?;
@@ -133,16 +161,16 @@ async fn serve(
         });
     }));
 
-    // Tells systemd that the start is complete.
-    if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
-        tracing::warn!(%error, "cannot tell systemd that the agent serves");
-    }
-
     let mut outcome = Ok(());
+    let mut begun = pin!(begun.fuse());
     loop {
         // If a part panicked, the agent would look alive without it. It ends instead, and is started again.
         let broken = tokio::select! {
             _ = &mut end_of_agent => break,
+            _ = &mut begun => {
+                tell_systemd();
+                continue;
+            }
             broken = breakage(&mut lost, [&mut tasks, &mut api]) => broken,
             cause = signals.next() => {
                 match cause {
@@ -167,6 +195,13 @@ async fn serve(
         .map_err(|_| anyhow!("the agent's thread panicked"))?
         .context("the agent cannot go on; the dataplane serves as it is")?;
     outcome
+}
+
+/// Tells systemd that the start is complete.
+fn tell_systemd() {
+    if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
+        tracing::warn!(%error, "cannot tell systemd that the agent serves");
+    }
 }
 
 /// Opens the listeners that a field of the configuration asks for.

@@ -47,6 +47,7 @@ pub use self::{
     past::{former_slots, live_past_owners, newest_owners, past_owners},
     probes::{MAX_PROBES, ProbeSpec, probe_mark},
     reader::TableReader,
+    slot_owners::{FormerOwner, OwnedSlot, SlotOwners, TakenOwners},
     types::{
         Addresses, BackendKey, BackendSpec, ForwardMode, NatSettings, OwnedBackend, Protocol,
         ServiceKey, ServiceKeyError, ServiceSpec, Settings, TrafficPolicy,
@@ -94,12 +95,14 @@ mod lut;
 mod machine;
 mod mapped;
 mod nat;
+mod need;
 mod past;
 mod paths;
 mod policy;
 mod probes;
 mod reader;
 mod services;
+mod slot_owners;
 mod slots;
 mod syscall_map;
 #[cfg(test)]
@@ -204,6 +207,8 @@ pub struct Tables {
     service: Mapped<Service>,
     lut: Slots,
     pasts: Pasts,
+    /// The lengths that services need, apart from services whose length is given.
+    needs: BTreeMap<ServiceKey, need::Need>,
     pins: [SyscallMap<Tuple, Pin>; 2],
     backends: Mapped<Backend>,
     next_hops: Mapped<NextHop>,
@@ -327,6 +332,7 @@ impl Tables {
             service,
             lut,
             pasts,
+            needs: BTreeMap::new(),
             backends,
             next_hops,
         };

@@ -35,7 +35,7 @@ impl Agent {
     /// Makes the datapath answer for the addresses that belong here, and announces the new ones.
     pub(super) fn announce(&mut self) -> Vec<(Item, Result<(), String>)> {
         // Until the desired state is known, the datapath answers for the addresses of the earlier agent.
-        if self.waits_for_state() {
+        if self.waits_for_state() || self.peering.waits_for_past {
             return Vec::new();
         }
         let desired = &self.config.desired;
@@ -192,7 +192,8 @@ impl Agent {
     pub(super) fn show_announceable(&self) {
         let desired = &self.config.desired;
         let election = self.announcing.election.as_ref();
-        let Some(election) = election.filter(|_| !self.waits_for_state()) else {
+        let may_announce = !self.waits_for_state() && !self.peering.waits_for_past;
+        let Some(election) = election.filter(|_| may_announce) else {
             return;
         };
         let mut wanted: BTreeMap<IpAddr, Candidates> = BTreeMap::new();

@@ -26,6 +26,7 @@ use crate::first_few::first_few;
 use crate::healthz::HealthCheckPorts;
 use crate::index::{Object, Problem, State};
 use crate::kubernetes::{ClusterFeed, Identity, OwnMachine, Update};
+use crate::peers::WAITS_FOR_PAST;
 use crate::plan::Operation;
 use crate::versions::sides;
 
@@ -258,7 +259,9 @@ impl Agent {
             return;
         };
         let reports = cluster.feed.reports();
-        let unattached = api::unattached(&self.interface_status(), &self.egress_status());
+        let mut unattached = api::unattached(&self.interface_status(), &self.egress_status());
+        let waits = self.peering.waits_for_past;
+        unattached.extend(waits.then(|| WAITS_FOR_PAST.to_owned()));
         reports.machine_health().set_unattached(unattached);
         let served = &self.config.desired.node_port_addresses;
         reports.set_check_ports(HealthCheckPorts {

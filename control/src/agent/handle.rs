@@ -1,14 +1,17 @@
 //! How the rest of the process talks to the agent's thread.
 
 use std::sync::mpsc::Sender;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fastpath::nexthop::Waker;
+use fastpath::tables::{SlotOwners, TakenOwners};
 use tokio::sync::oneshot;
 
 use crate::announce::ElectionResult;
 use crate::api::server::error_line;
 use crate::api::{TraceRequest, WhichRequest};
+use crate::desired::ServiceKey;
+use crate::peers::Told;
 
 /// Time limit of an answer. Programming thousands of services takes seconds.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -27,6 +30,19 @@ pub enum Command {
     Announce(ElectionResult),
     /// Look again at which backends should serve.
     Health,
+    /// Tell who owns the slots of the first of these services, and who did.
+    Owners(Vec<ServiceKey>, oneshot::Sender<Vec<Option<SlotOwners>>>),
+    /// Take the owners that a peer told which was asked at this time.
+    TakeOwners {
+        /// What it told.
+        told: Told,
+        /// When it was asked.
+        asked: Instant,
+        /// Where to tell what was taken.
+        taken: oneshot::Sender<TakenOwners>,
+    },
+    /// Announce addresses: the past of slots has been taken from a peer, or no peer has told it.
+    PastTaken,
     /// Answer a question with a line of JSON.
     Ask(Question, oneshot::Sender<String>),
     /// Check what runs on the devices: a program was taken off.

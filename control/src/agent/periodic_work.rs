@@ -97,6 +97,7 @@ impl Agent {
         self.look_for_masquerade();
         self.look_for_distrust();
         self.tables.expire_past_owners();
+        self.tables.expire_needs();
         if self.departed_pods.has_gone(now) {
             self.settle();
         }

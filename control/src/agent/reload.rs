@@ -125,6 +125,7 @@ fn needs_restart(started_with: &Config, config: &Config) -> Vec<String> {
         (started_with.metrics != config.metrics, "metrics.listen"),
         (started_with.pin_dir != config.pin_dir, "pin_dir"),
         (begins_to_announce, "announce"),
+        (started_with.peers != config.peers, "peers"),
         (started_with.kubernetes != config.kubernetes, "kubernetes"),
     ];
     let changed = changed.into_iter().filter(|(is_changed, _)| *is_changed);

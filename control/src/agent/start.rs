@@ -23,6 +23,7 @@ use super::health_checks::HealthChecks;
 use super::mending::Mending;
 use super::next_hops::NextHops;
 use super::path_mtus::PathMtus;
+use super::peers::Peering;
 use super::periodic_work::PeriodicWork;
 use super::pod_devices::PodDevices;
 use super::problems::Problems;
@@ -33,6 +34,7 @@ use crate::chain::chain;
 use crate::config::effective::effective;
 use crate::config::{Config, ConfigError, TableSizes, host};
 use crate::kubernetes::ClusterFeed;
+use crate::peers::PeerStates;
 use crate::service_totals::ServiceTotals;
 use crate::target_state::{Machine, MachineServices};
 
@@ -142,6 +144,9 @@ impl Agent {
                 );
             }
         }
+        let peers = config.peers.as_ref().filter(|_| config.desired.edge);
+        let states = peers.map(|_| PeerStates::new());
+        let waits_for_past = states.is_some() && tables.services().len() == 0;
         let machine = Machine::of(&config.desired, &facts);
         let cluster = feed.map(Cluster::new);
         if let Some(cluster) = &cluster {
@@ -168,6 +173,7 @@ impl Agent {
             tables,
             programmed: Programmed::new(now),
             announcing: Announcing::default(),
+            peering: Peering::new(states, waits_for_past),
             mending: Mending::default(),
             periodic_work: PeriodicWork::new(now),
             problems: Problems::default(),

@@ -25,6 +25,7 @@ use crate::durations::Durations;
 use crate::hash::fingerprint;
 use crate::health::targets::NotMade;
 use crate::index::{Object, Problem};
+use crate::peers::Summary;
 
 /// The agent's knowledge at one time.
 #[derive(Clone, Debug, Default)]
@@ -55,6 +56,10 @@ pub(crate) struct View {
     pub(crate) announced: Arc<BTreeSet<IpAddr>>,
     /// Whether this edge is drained: it hands its addresses over.
     pub(crate) is_drained: bool,
+    /// The digests of owners, if they are exchanged.
+    pub(crate) owners: Summary,
+    /// Whether nothing is announced until another edge has told the past.
+    pub(crate) waits_for_past: bool,
     /// What could not be applied.
     pub(crate) problems: Problems,
     pub(crate) not_made: NotMade,
@@ -114,7 +119,8 @@ impl Publication {
 
 impl Agent {
     /// Publishes the current view.
-    pub(super) fn publish(&self) {
+    pub(super) fn publish(&mut self) {
+        self.digest_owners();
         let desired = &self.config.desired;
         let node = desired.is_node(&self.machine.addresses);
         let roles = [(desired.edge, "edge"), (node, "node")].into_iter();
@@ -145,6 +151,8 @@ impl Agent {
             announce_links,
             announced,
             is_drained: self.announcing.is_drained(),
+            owners: self.peering.summary(),
+            waits_for_past: self.peering.waits_for_past,
             problems: self.problems.clone(),
             not_made: self.health_checks.not_made,
             mend: self.mending.view(),

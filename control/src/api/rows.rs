@@ -60,6 +60,9 @@ pub struct Service {
     pub slots: u32,
     /// Number of past owners that its slots have lost before their day was over, once for each slot.
     pub past_owners_dropped: u64,
+    /// 16 hexadecimal digits that are equal on edges whose slots have the same owners and past owners; `None` without an
+    /// exchange, and for services whose owners are not exchanged.
+    pub owners: Option<String>,
     /// Number of packets forwarded.
     pub packets: u64,
     /// Number of bytes of those packets on arrival.

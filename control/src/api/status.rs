@@ -42,6 +42,8 @@ pub struct Status {
     pub health: Health,
     /// The mending of packets; `None` if it is off.
     pub mend: Option<MendStatus>,
+    /// The exchange of owners with other edges; `None` if there is none.
+    pub peers: Option<PeersStatus>,
     /// All problems, one line each: first what could not be applied, then checks that are not made, then
     /// problems of Kubernetes objects.
     pub problems: Vec<String>,
@@ -123,6 +125,41 @@ pub struct MendStatus {
     pub memory_bytes: u64,
     /// Why queues are not open.
     pub problems: Vec<String>,
+}
+
+/// The exchange of owners with other edges. Its numbers begin with the agent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PeersStatus {
+    /// How this edge got the past of its slots: `own_past` (it was there), `from_peer`, `without` (no peer answered),
+    /// `waits` (not yet).
+    pub begun: String,
+    /// Exchanges that this edge began.
+    pub asked: u64,
+    /// Requests of other edges that it answered.
+    pub answered: u64,
+    /// Exchanges and requests that were refused or failed, by reason.
+    pub refused: BTreeMap<String, u64>,
+    /// Slots that got past owners from other edges.
+    pub slots_taken: u64,
+    /// Owners of other edges that were left out: their nodes are not known here, or a table is full.
+    pub owners_left_out: u64,
+    /// The edges that are asked.
+    pub peers: Vec<Peer>,
+}
+
+/// Another edge that is asked for its owners.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Peer {
+    /// Its address and port.
+    pub address: String,
+    /// Seconds since it last answered; `None` if it never has.
+    pub answered_seconds_ago: Option<u64>,
+    /// Whether nothing was left to take when it last answered.
+    pub agrees: bool,
+    /// Why the last exchange was refused or failed; `None` if it was not.
+    pub refused: Option<String>,
 }
 
 /// Results of the checks of backends and nodes.

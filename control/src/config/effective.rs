@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::validate::written;
 use super::{
     Config, DEFAULT_HASH_SEED, HealthCheckNodePorts, InterfaceEntry, InterfaceSelector, Kubernetes,
-    TableSizes,
+    Peers, TableSizes,
 };
 use crate::desired::{Announce, Desired, MendLimits, NodePortAddresses, Role};
 
@@ -41,6 +41,7 @@ pub fn effective(config: &Config) -> Value {
         "trusted_edges": texts(&desired.trusted_edges),
         "kubernetes": config.kubernetes.as_ref().map(kubernetes),
         "announce": desired.announce.as_ref().map(announce),
+        "peers": config.peers.as_ref().map(peers),
         "mend": switch(desired.mend.is_some()),
         "mend_limits": mend_limits(desired.mend.unwrap_or_default()),
         "tables": tables(&config.tables),
@@ -128,6 +129,14 @@ fn announce(announce: &Announce) -> Value {
         "interfaces": announce.interfaces,
         "addresses": texts(&announce.within),
         "node_selector": announce.node_selector,
+    })
+}
+
+fn peers(peers: &Peers) -> Value {
+    json!({
+        "listen": peers.listen.map_or_else(|| "off".to_owned(), |at| at.to_string()),
+        "addresses": texts(&peers.addresses),
+        "key_file": peers.key_file,
     })
 }
 

@@ -12,7 +12,9 @@ use nix::sys::socket::SockaddrStorage;
 
 use super::problem::{Position, Problem};
 use super::{Config, ConfigError};
+use crate::chain::chain;
 use crate::desired::{ForwardMode, Role, Service, unspecified};
+use crate::peers::Key;
 
 /// Facts about this machine that the rules need.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -99,6 +101,7 @@ pub(super) fn problems(config: &Config, facts: &HostFacts) -> Vec<Problem> {
     problems.extend(nat(config, facts));
     problems.extend(interfaces(config, facts));
     problems.extend(nodes(config, facts));
+    problems.extend(peers(config));
     problems.sort_by_key(|problem| problem.position);
     problems
 }
@@ -117,6 +120,21 @@ fn vips(config: &Config, facts: &HostFacts) -> Vec<Problem> {
         })
     };
     config.origins.vips.iter().filter_map(own).collect()
+}
+
+/// Requires a key with which edges know each other.
+fn peers(config: &Config) -> Option<Problem> {
+    let peers = config.peers.as_ref().filter(|_| config.desired.edge)?;
+    let error = Key::read(&peers.key_file).err()?;
+    Some(Problem {
+        position: config.origins.key_file,
+        field: "peers.key_file".to_owned(),
+        value: peers.key_file.display().to_string(),
+        reason: chain(&error),
+        remedy: "give every edge the same file with 32 random bytes or more, such as by \
+                 `openssl rand -base64 48`"
+            .to_owned(),
+    })
 }
 
 /// Requires that outer sources are addresses of this machine: replies and ICMP errors go there.

@@ -91,6 +91,7 @@ sections! {
         trusted_edges: List<Spanned<String>>,
         kubernetes: Option<Spanned<Kubernetes>>,
         announce: Option<Spanned<Announce>>,
+        peers: Option<Spanned<Peers>>,
         mend: Text,
         mend_limits: Option<MendLimits>,
         tables: Option<Tables>,
@@ -176,6 +177,11 @@ sections! {
         interfaces: List<Spanned<String>>,
         addresses: List<Spanned<String>>,
         node_selector: Option<Spanned<BTreeMap<String, String>>>,
+    }
+    Peers {
+        listen: Text,
+        addresses: List<Spanned<String>>,
+        key_file: Text,
     }
     MendLimits {
         memory_kib: Text,

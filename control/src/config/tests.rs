@@ -137,6 +137,60 @@ fn every_field_is_taken_over() {
     let metrics = "[::1]:9750".parse().unwrap();
     assert_eq!(config.metrics, Some(Listen::At(metrics)));
     assert_eq!(config.pin_dir, Path::new("/sys/fs/bpf/x"));
+    let peers = config.peers.unwrap();
+    let edges = ["10.0.0.9:9754", "[2001:db8::8]:9754"].map(|text| text.parse().unwrap());
+    assert_eq!(peers.listen, Some(Listen::At(edges[0])));
+    assert_eq!(peers.addresses, edges.into());
+    assert_eq!(peers.key_file, Path::new("/etc/guideway/peers.key"));
+}
+
+#[test]
+fn peers_and_topology_hints_exclude_each_other() {
+    let text = "interfaces: [{name: eth0}]\nkubernetes: {}\npeers: {listen: off, addresses: ['10.0.0.2:9'], key_file: /k}\n";
+    let [problem] = &parse(text).unwrap_err()[..] else {
+        panic!("not one problem");
+    };
+    let expected = "peers: with topology hints, edges in other zones have other backends; set kubernetes.topology_hints \
+                    to ignore, or remove peers";
+    assert_eq!(problem.to_string(), expected);
+    let ignored = text.replace("{}", "{topology_hints: ignore}");
+    assert!(parse(&ignored).unwrap().peers.is_some());
+}
+
+#[test]
+fn key_of_peers_is_read_on_edges() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("key");
+    let text = format!(
+        "peers: {{listen: '10.0.0.1:9754', addresses: ['10.0.0.2:9754'], key_file: {}}}\n{GOOD}",
+        path.display()
+    );
+    let facts = HostFacts {
+        mtus: [("eth0".to_owned(), 1500)].into(),
+        ..HostFacts::default()
+    };
+    let problems = |text: &str| {
+        let problems = host::problems(&parse(text).unwrap(), &facts).into_iter();
+        problems
+            .map(|problem| problem.to_string())
+            .collect::<Vec<_>>()
+    };
+    let [missing] = &problems(&text)[..] else {
+        panic!("not one problem");
+    };
+    let begin = format!("peers.key_file {path:?}: cannot read the key ");
+    assert!(missing.starts_with(&begin), "{missing}");
+    std::fs::write(&path, "short\n").unwrap();
+    let expected = format!(
+        "peers.key_file {path:?}: the key has 5 bytes, which is fewer than 32; give every edge the same file with 32 \
+         random bytes or more, such as by `openssl rand -base64 48`"
+    );
+    assert_eq!(problems(&text), [expected]);
+    std::fs::write(&path, [7; 32]).unwrap();
+    assert_eq!(problems(&text), [""; 0]);
+    std::fs::remove_file(&path).unwrap();
+    let node = format!("roles: [node]\ntrusted_edges: [10.0.0.1]\n{text}");
+    assert_eq!(problems(&node), [""; 0], "nodes exchange nothing");
 }
 
 #[test]
@@ -433,7 +487,7 @@ macro_rules! cases {
 /// Each replacement changes the first occurrence.
 const CASES: &[Case] = cases! {
     "unknown field at the top": "vips:" => "vpis:",
-        "3:1: vpis: unknown field; the fields here are interfaces, roles, nodes, hash_seed, sources, nat, default_mode, vips, node_port_addresses, node_port_range, clamp_mss, services, health, node_health, trusted_edges, kubernetes, announce, mend, mend_limits, tables, api, metrics, pin_dir, node_config";
+        "3:1: vpis: unknown field; the fields here are interfaces, roles, nodes, hash_seed, sources, nat, default_mode, vips, node_port_addresses, node_port_range, clamp_mss, services, health, node_health, trusted_edges, kubernetes, announce, peers, mend, mend_limits, tables, api, metrics, pin_dir, node_config";
     "unknown field of an interface": "  - name: eth0" => "  - name: eth0\n    speed: 10",
         "3:5: speed: unknown field; the fields here are name, pattern, default_route, mode";
     "unknown field of a service": "    port: 80" => "    prot: 80",
@@ -770,6 +824,24 @@ const CASES: &[Case] = cases! {
         "1:19: metrics.listen \"127.0.0.1\": not an address and port; write it like 127.0.0.1:9750 or [::1]:9750, node:9750 for the addresses of a pod's node, or off";
     "metrics port 0": "interfaces:" => "metrics: {listen: '127.0.0.1:0'}\ninterfaces:",
         "1:19: metrics.listen \"127.0.0.1:0\": not an address and port; write it like 127.0.0.1:9750 or [::1]:9750, node:9750 for the addresses of a pod's node, or off";
+    "unknown field of peers": "interfaces:" => "peers: {key: 1}\ninterfaces:",
+        "1:9: key: unknown field; the fields here are listen, addresses, key_file";
+    "peers without a key": "interfaces:" => "peers: {listen: '10.0.0.1:9754', addresses: ['10.0.0.2:9754']}\ninterfaces:",
+        "1:8: peers.key_file: missing; make a file with 32 random bytes or more, the same for all edges, such as by `openssl rand -base64 48`, and name it here";
+    "key of peers by a relative path": "interfaces:" => "peers: {listen: '10.0.0.1:9754', addresses: ['10.0.0.2:9754'], key_file: key}\ninterfaces:",
+        "1:74: peers.key_file \"key\": not an absolute path; begin it with / and name a file or directory";
+    "peers without listen": "interfaces:" => "peers: {addresses: ['10.0.0.2:9754'], key_file: /k}\ninterfaces:",
+        "1:8: peers.listen: missing; give an address and port of this machine that other edges reach";
+    "peers without a port to listen at": "interfaces:" => "peers: {listen: 10.0.0.1, addresses: ['10.0.0.2:9754'], key_file: /k}\ninterfaces:",
+        "1:17: peers.listen \"10.0.0.1\": not an address and port; write it like 127.0.0.1:9750 or [::1]:9750, node:9750 for the addresses of a pod's node, or off";
+    "peers without addresses": "interfaces:" => "peers: {listen: '10.0.0.1:9754', addresses: [], key_file: /k}\ninterfaces:",
+        "1:45: peers.addresses: missing; list address and port of every edge; this one's may be among them";
+    "peer without a port": "interfaces:" => "peers: {listen: off, addresses: [10.0.0.2], key_file: /k}\ninterfaces:",
+        "1:34: peers.addresses[0] \"10.0.0.2\": not an address and port; write it like 192.0.2.1:9754 or [2001:db8::1]:9754";
+    "peer at a loopback address": "interfaces:" => "peers: {listen: off, addresses: ['127.0.0.1:9754'], key_file: /k}\ninterfaces:",
+        "1:34: peers.addresses[0] \"127.0.0.1:9754\": a loopback address never leaves the machine; give an address of the edge that other edges reach";
+    "peer twice": "interfaces:" => "peers: {listen: off, addresses: ['10.0.0.2:9', '10.0.0.2:9'], key_file: /k}\ninterfaces:",
+        "1:48: peers.addresses[1] \"10.0.0.2:9\": this edge is already listed at 1:34; list each edge once";
     "pin directory relative": "interfaces:" => "pin_dir: bpf\ninterfaces:",
         "1:10: pin_dir \"bpf\": not an absolute path; begin it with / and name a file or directory";
 };

@@ -8,6 +8,7 @@ mod health;
 mod kubernetes;
 mod machine;
 mod nodes;
+mod peers;
 mod services;
 mod tables;
 mod values;
@@ -125,6 +126,7 @@ impl Rules {
             node_port_range,
             default_mode,
             health,
+            peers: self.peers(file, kubernetes.as_ref()),
             kubernetes,
             node_config: Vec::new(),
             origins: std::mem::take(&mut self.origins),

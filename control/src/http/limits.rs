@@ -82,7 +82,7 @@ struct Connection {
 
 /// A connection's permit. It is free again when this is dropped.
 #[derive(Debug)]
-pub(super) struct ConnectionPermit {
+pub(crate) struct ConnectionPermit {
     limit: ConnectionLimit,
     number: u64,
 }
@@ -96,7 +96,7 @@ impl ConnectionLimit {
     }
 
     /// Takes a permit. `close` is notified when another connection takes it over.
-    pub(super) fn take(&self, close: &Arc<Notify>) -> ConnectionPermit {
+    pub(crate) fn take(&self, close: &Arc<Notify>) -> ConnectionPermit {
         let mut open = self.open.lock();
         if open.connections.len() >= self.most {
             let silent = open.connections.iter();
@@ -124,7 +124,7 @@ impl ConnectionLimit {
 
 impl ConnectionPermit {
     /// Records that the connection has sent its request.
-    pub(super) fn note_question(&self) {
+    pub(crate) fn note_question(&self) {
         if let Some(connection) = self.limit.open.lock().connections.get_mut(&self.number) {
             connection.has_asked = true;
         }
@@ -147,7 +147,7 @@ pub(crate) struct SourceLimit {
 
 /// A connection that counts for its source until this is dropped.
 #[derive(Debug)]
-pub(super) struct SourcePermit {
+pub(crate) struct SourcePermit {
     limit: SourceLimit,
     source: IpAddr,
 }
@@ -162,7 +162,7 @@ impl SourceLimit {
     }
 
     /// Counts a connection; `None` if its source has reached the limit.
-    pub(super) fn admit(&self, peer: IpAddr) -> Option<SourcePermit> {
+    pub(crate) fn admit(&self, peer: IpAddr) -> Option<SourcePermit> {
         let source = source(peer);
         let mut open = self.open.lock();
         let count = open.entry(source).or_default();

@@ -57,6 +57,12 @@ impl<'a> Metrics<'a> {
         Ok(())
     }
 
+    /// Writes a counter with one value.
+    pub(crate) fn counter(&mut self, name: &'static str, help: &str, value: u64) -> fmt::Result {
+        self.declare(name, help, MetricType::Counter)?
+            .encode_counter::<NoLabelSet, u64, u64>(&value, None)
+    }
+
     /// Writes a counter with a value for each set of labels.
     pub(crate) fn counters<L: EncodeLabelSet>(
         &mut self,

@@ -45,6 +45,7 @@ impl Observation<'_> {
                 backends: wanted.map_or(0, |service| service.spec.sharing().count()),
                 slots: present.map_or(0, |service| service.run.length()),
                 past_owners_dropped: present.map_or(0, |service| service.dropped_owners().all()),
+                owners: view.owners.fingerprint(key),
                 packets: traffic.packets,
                 bytes: traffic.bytes,
                 connections: connections

@@ -7,6 +7,7 @@ use super::Observation;
 use crate::agent::reasons;
 use crate::api::{Announced, Status, Table};
 use crate::next_hop::state;
+use crate::peers::PeerStates;
 
 impl Observation<'_> {
     pub(super) fn status(&self) -> Status {
@@ -41,6 +42,7 @@ impl Observation<'_> {
             services: view.tables.services().len(),
             health: self.health_status(),
             mend: self.mend_status(),
+            peers: self.inputs.peers.as_ref().map(PeerStates::status),
             problems: view
                 .problems
                 .texts()

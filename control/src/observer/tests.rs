@@ -61,6 +61,7 @@ impl World {
             heartbeat: LoopHeartbeat::new(Instant::now()),
             agent: Handle::new(commands, waker),
             drains: None,
+            peers: None,
             started: Instant::now(),
             started_at: 0,
             others: Mutex::default(),

@@ -20,6 +20,7 @@ mod nat;
 mod observer;
 mod past_owners;
 mod path_mtu;
+mod peers;
 mod pings;
 mod planted;
 mod pods;

@@ -145,6 +145,12 @@ impl Tables {
             return Ok(backend.id);
         }
         let id = self.allocate_backend_id()?;
+        self.write_backend(id, owned, InstalledBackend::used(id));
+        Ok(id)
+    }
+
+    /// Writes a new backend under its id.
+    pub(super) fn write_backend(&mut self, id: u32, owned: OwnedBackend, new: InstalledBackend) {
         let route = self.contents.node_routes.get(&owned.key.address);
         let entry = backend_entry(
             &owned,
@@ -154,10 +160,7 @@ impl Tables {
         );
         self.counters.backends.clear(id);
         self.backends.write(id, entry);
-        self.contents
-            .backend_by_key
-            .insert(owned, InstalledBackend::used(id));
-        Ok(id)
+        self.contents.backend_by_key.insert(owned, new);
     }
 
     fn allocate_backend_id(&mut self) -> Result<u32, TableError> {
@@ -236,6 +239,7 @@ impl Tables {
         }
     }
 
+    /// Retires a backend that neither a service nor a list of past owners names.
     fn retire_if_unneeded(&mut self, id: u32, owned: &OwnedBackend) {
         let backend = self.contents.backend_by_key.get(owned);
         if backend.is_some_and(|backend| backend.services == 0 && backend.lists == 0) {

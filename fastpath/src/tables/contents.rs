@@ -110,6 +110,14 @@ impl InstalledBackend {
         }
     }
 
+    /// Makes a backend that nothing uses yet.
+    pub(super) const fn unused(id: u32) -> Self {
+        Self {
+            services: 0,
+            ..Self::used(id)
+        }
+    }
+
     /// Tells whether a service uses it.
     pub const fn is_used(&self) -> bool {
         self.services != 0
@@ -144,6 +152,11 @@ impl Contents {
     pub fn services(&self) -> impl ExactSizeIterator<Item = (&ServiceKey, &InstalledService)> {
         let services = self.installed.iter();
         services.map(|(key, service)| (key, service.as_ref()))
+    }
+
+    /// Returns the services in the tables. A clone shares everything, and comparing two versions skips what they share.
+    pub const fn installed(&self) -> &OrdMap<ServiceKey, Arc<InstalledService>> {
+        &self.installed
     }
 
     /// Returns an installed service.

@@ -39,7 +39,7 @@ pub(super) enum LocalTable {
     Own(Lut),
 }
 
-/// Computes a service's tables on a machine that has the pods of some nodes.
+/// Computes a service's tables on a machine that has the pods of some nodes. The lookup table has 2^`least` slots at least.
 ///
 /// # Errors
 ///
@@ -47,6 +47,7 @@ pub(super) enum LocalTable {
 pub(super) fn layout(
     key: &ServiceKey,
     spec: &ServiceSpec,
+    least: u8,
     seed: u64,
     is_local: impl Fn(IpAddr) -> bool,
 ) -> Result<Layout, TableError> {
@@ -78,7 +79,7 @@ pub(super) fn layout(
     let is_instead = sharing_here.is_empty() && spec.mode == ForwardMode::L2dsr;
     let local = if is_instead { &pods } else { sharing_here };
 
-    let table = lut::build(key, spec, &used[..sharing], seed)?;
+    let table = lut::build(key, spec, &used[..sharing], least, seed)?;
     // The length of a table without members says nothing.
     let largest = match sharing {
         0 => MAX_LOG2_LEN,
@@ -170,7 +171,7 @@ fn local_lut(
             log2_slots: Some(log2),
             ..ServiceSpec::default()
         };
-        outcome = lut::build(key, &spec, &members, seed);
+        outcome = lut::build(key, &spec, &members, 0, seed);
         if !matches!(outcome, Err(TableError::WeightTooSmall { .. })) {
             break;
         }
@@ -343,7 +344,10 @@ mod tests {
         let refused = |pod: &str, mode| {
             let mut wanted = spec(&[(HERE, pod)]);
             wanted.mode = mode;
-            layout(&key, &wanted, 7, is_here).err().unwrap().to_string()
+            layout(&key, &wanted, 0, 7, is_here)
+                .err()
+                .unwrap()
+                .to_string()
         };
         for mode in [ForwardMode::Ipip, ForwardMode::L2dsr, ForwardMode::Nat] {
             let ports = refused("10.244.0.5:80", mode);
@@ -364,7 +368,7 @@ mod tests {
 
     fn layout_of(spec: &ServiceSpec) -> Layout {
         let key = "10.99.0.1:80/tcp".parse().unwrap();
-        layout(&key, spec, 7, is_here).unwrap()
+        layout(&key, spec, 0, 7, is_here).unwrap()
     }
 
     fn is_here(node: IpAddr) -> bool {

@@ -17,8 +17,8 @@ pub(super) const NOBODY: u32 = u32::MAX;
 
 /// Builds the table of a service over these of its backends; it depends only on them and the seed.
 ///
-/// The length is that of the specification, else it follows the number of backends. Weights do not count, so a change
-/// of weight never changes the length.
+/// The length is that of the specification, else it follows the number of backends, and is 2^`least` at least. Weights do
+/// not count, so a change of weight never changes the length.
 ///
 /// # Errors
 ///
@@ -28,16 +28,18 @@ pub(super) fn build(
     key: &ServiceKey,
     spec: &ServiceSpec,
     backends: &[BackendSpec],
+    least: u8,
     seed: u64,
 ) -> Result<Lut, TableError> {
     if backends.is_empty() {
-        let log2 = spec.log2_slots.unwrap_or(0).min(MAX_LOG2_LEN);
+        let log2 = spec.log2_slots.unwrap_or(least).min(MAX_LOG2_LEN);
         let owners = vec![NOBODY; 1 << log2];
         return Ok(Lut { log2, owners });
     }
     let members: Vec<Member> = backends.iter().map(BackendSpec::member).collect();
     let log2 = spec
         .log2_slots_for(backends.len())
+        .map(|log2| log2.max(least))
         .ok_or(TableError::TooManyBackends {
             service: *key,
             backends: backends.len(),

@@ -68,6 +68,11 @@ impl Tables {
         entries.map(|entry| backend_key(&entry)).collect()
     }
 
+    /// Counts how often slots got other lists of past owners without other owners.
+    pub fn changes_of_pasts(&self) -> u64 {
+        self.pasts.changes
+    }
+
     /// Lists the nodes of past owners.
     pub fn nodes_of_past_owners(&self) -> BTreeSet<IpAddr> {
         if self.pasts.is_empty() {
@@ -76,6 +81,14 @@ impl Tables {
         let backends = self.contents.backend_by_key.iter();
         let listed = backends.filter(|(_, backend)| backend.lists != 0);
         listed.map(|(owned, _)| owned.key.address).collect()
+    }
+
+    /// Gives a slot in use another list.
+    pub(super) fn change_past(&mut self, index: u32, list: &[PastOwner]) {
+        self.pasts.changes += 1;
+        let owner = self.lut.get(index).unwrap_or_default().owner();
+        let has_past = self.replace_past(index, list, false);
+        self.lut.set(index, Slot::new(owner, has_past));
     }
 
     /// Gives a table without members the length of the service's present one, whose slots have pasts: a shorter one has

@@ -94,7 +94,8 @@ impl Tables {
         key: ServiceKey,
         spec: Arc<ServiceSpec>,
     ) -> Result<Change, TableError> {
-        let mut layout = layout(&key, &spec, self.settings.hash_seed, |node| {
+        let least = self.follow_need(&key, &spec);
+        let mut layout = layout(&key, &spec, least, self.settings.hash_seed, |node| {
             self.contents
                 .node_routes
                 .get(&node)
@@ -127,6 +128,7 @@ impl Tables {
         }
         self.index.remove(self.index.key(key))?;
         self.contents.specs.remove(key);
+        self.needs.remove(key);
         if let Some(service) = self.contents.installed.remove(key) {
             self.remove_pods(service.id, &Pods::new(), &service.pods);
             self.clear_pasts(service.run);

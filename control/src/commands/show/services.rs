@@ -12,6 +12,7 @@ pub fn services<'r>(services: impl Into<Cow<'r, [Service]>>, columns: Columns, p
     let services = services.into();
     let Columns { is_wide, stats } = columns;
     let rates = services.iter().any(|service| service.rates.is_some());
+    let exchanges = is_wide && services.iter().any(|service| service.owners.is_some());
     let totals = is_wide || stats || !rates;
     let mut table = Table::new([
         "NAME",
@@ -23,6 +24,7 @@ pub fn services<'r>(services: impl Into<Cow<'r, [Service]>>, columns: Columns, p
         only_if(!stats, ">BACKENDS"),
         only_if(is_wide, ">HERE"),
         only_if(is_wide || !(stats || rates), ">SLOTS"),
+        only_if(exchanges, "OWNERS"),
         only_if(stats, ">CONNS"),
         only_if(totals, ">PACKETS"),
         only_if(totals, ">BYTES"),
@@ -50,6 +52,7 @@ pub fn services<'r>(services: impl Into<Cow<'r, [Service]>>, columns: Columns, p
             &service.backends,
             &service.local_pods,
             &service.slots,
+            &service.owners.as_deref().unwrap_or("-"),
             &rate(service.connections),
             &count(service.packets),
             &count(service.bytes),

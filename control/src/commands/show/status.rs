@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::{NOTES_SHOWN, first_notes, last_untrusted, more_than};
-use crate::api::{Announced, Health, Kubernetes, MendStatus, Status};
+use crate::api::{Announced, Health, Kubernetes, MendStatus, PeersStatus, Status};
 use crate::clock::unix_time;
 use crate::render::{Page, Table, duration, percent};
 
@@ -60,6 +60,7 @@ pub fn status(status: &Status, page: &mut Page) {
     announced(&status.announced, page);
     health(&status.health, page);
     mend(status.mend.as_ref(), page);
+    peers(status.peers.as_ref(), page);
     if let Some(untrusted) = &status.untrusted {
         page.line(&last_untrusted(untrusted));
     }
@@ -166,6 +167,52 @@ fn mend(mend: Option<&MendStatus>, page: &mut Page) {
         mend.memory_bytes >> 10,
     ));
     first_notes(page, mend.problems.iter());
+}
+
+/// Adds how the exchange with other edges goes.
+fn peers(peers: Option<&PeersStatus>, page: &mut Page) {
+    let Some(status) = peers else {
+        return;
+    };
+    let all = &status.peers;
+    let answering = all.iter().filter(|peer| peer.refused.is_none()).count();
+    let agreeing = all.iter().filter(|peer| peer.agrees).count();
+    let begun = match status.begun.as_str() {
+        "from_peer" => "; began with the past of a peer",
+        "without" => "; began WITHOUT THE PAST of others",
+        "waits" => "; WAITS for the past of a peer",
+        _ => "",
+    };
+    page.line(&format!(
+        "peers: {answering} of {} answer, {agreeing} agree{begun}",
+        all.len()
+    ));
+    let refused = status.refused.iter().filter(|(_, count)| **count > 0);
+    let refused: Vec<String> = refused
+        .map(|(reason, count)| format!("{reason} {count}"))
+        .collect();
+    let refused = match refused.as_slice() {
+        [] => "nothing".to_owned(),
+        refused => refused.join(", "),
+    };
+    page.note(&format!(
+        "{} slots taken, {} owners left out; refused: {refused}",
+        status.slots_taken, status.owners_left_out
+    ));
+    let failing = all.iter().filter_map(|peer| {
+        let refused = peer.refused.as_ref()?;
+        let answered = peer.answered_seconds_ago;
+        let answered = answered.map_or_else(
+            || "never answered".to_owned(),
+            |seconds| format!("answered {} ago", duration(seconds)),
+        );
+        Some(format!(
+            "NOTHING TAKEN from {}, which {answered}: {refused}",
+            peer.address
+        ))
+    });
+    let failing: Vec<String> = failing.collect();
+    first_notes(page, failing.iter());
 }
 
 fn interfaces(status: &Status, page: &mut Page) {

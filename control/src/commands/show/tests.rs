@@ -4,8 +4,8 @@ use super::services::NO_WEIGHT;
 use super::*;
 use crate::api::{
     Announced, Backend, Choice, ConfigStatus, Counts, Egress, Flow, Flows, HashSeed, Health,
-    Interface, Kubernetes, MendStatus, Reason, Service, Status, Step, Table, Trace, Untrusted,
-    Which,
+    Interface, Kubernetes, MendStatus, Peer, PeersStatus, Reason, Service, Status, Step, Table,
+    Trace, Untrusted, Which,
 };
 use crate::clock::unix_time;
 use crate::reasons::EXPLANATIONS;
@@ -366,6 +366,27 @@ fn status_fits_80_columns_and_names_what_is_wrong() {
             memory_bytes: 4 << 20,
             problems: vec!["another AF_XDP socket has queue 3".to_owned()],
         }),
+        peers: Some(PeersStatus {
+            begun: "without".to_owned(),
+            asked: 120_000,
+            answered: 240_000,
+            refused: [("timed_out".to_owned(), 17)].into(),
+            slots_taken: 4_096,
+            owners_left_out: 3,
+            peers: vec![
+                Peer {
+                    address: "192.0.2.1:9754".to_owned(),
+                    answered_seconds_ago: Some(75),
+                    agrees: true,
+                    refused: None,
+                },
+                Peer {
+                    address: "[2001:db8::1]:9754".to_owned(),
+                    refused: Some("it took too long".to_owned()),
+                    ..Peer::default()
+                },
+            ],
+        }),
         problems: vec!["service web: full".to_owned(); 12],
         unapplied: 12,
         warnings: vec!["rules masquerade".to_owned()],
@@ -392,6 +413,9 @@ fn status_fits_80_columns_and_names_what_is_wrong() {
         "health: 3 checks NOT MADE, see PROBLEMS\n",
         "mend: 3 of 4 queues open; packets: 1000000 punted, 999000 taken, 1000 lost\n  7 held, in 13 of 4096 KiB\n",
         "  another AF_XDP socket has queue 3\n",
+        "peers: 1 of 2 answer, 1 agree; began WITHOUT THE PAST of others\n",
+        "  4096 slots taken, 3 owners left out; refused: timed_out 17\n",
+        "  NOTHING TAKEN from [2001:db8::1]:9754, which never answered: it took too long\n",
         "EVERY BACKEND FAILS, SO ALL SERVE\n  web (192.0.2.10:80/tcp)\n",
         "PROBLEMS (not applied, tried again by themselves: 12)\n  service web: full\n",
         "  and 2 more; --json lists all\n",

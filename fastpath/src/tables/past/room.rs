@@ -149,6 +149,7 @@ impl Tables {
         let Some(word) = words.get(&old.offset()) else {
             return 0;
         };
+        self.pasts.changes += 1;
         self.pasts.store_word(index, *word, true);
         if word.count() == 0 {
             self.lut.set(index, Slot::new(slot.owner(), false));

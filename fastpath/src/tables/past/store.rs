@@ -23,6 +23,8 @@ pub(in super::super) struct Pasts {
     pub(super) arena: Arena,
     stored: HashMap<List, Stored>,
     by_offset: BTreeMap<u32, List>,
+    /// How often a slot got another list without another owner.
+    pub(super) changes: u64,
     /// The slots that are written of a run that no service has yet.
     pub(super) unfinished: Range<u32>,
     /// The second in which there was nothing left to make room of.
@@ -65,6 +67,7 @@ impl Pasts {
             history,
             stored: HashMap::new(),
             by_offset: BTreeMap::new(),
+            changes: 0,
             unfinished: 0..0,
             short_in: None,
             dropped: DroppedOwners::default(),
@@ -137,7 +140,7 @@ impl Pasts {
     }
 
     /// Returns the list of a slot that has a past.
-    pub(super) fn list(&self, index: u32) -> Option<&List> {
+    pub(in super::super) fn list(&self, index: u32) -> Option<&List> {
         self.at(self.word(index).offset())
     }
 

@@ -1,0 +1,81 @@
+//! Digests of owners: equal ones need no exchange.
+
+use std::collections::BTreeSet;
+
+use fastpath::tables::SlotOwners;
+use imbl::OrdMap;
+use ring::digest::{SHA256, digest};
+
+use super::message::Writer;
+use crate::desired::ServiceKey;
+
+/// The first half of a SHA-256.
+pub(crate) type Digest = u128;
+
+/// The digests of all services that edges share. A clone shares everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Summary {
+    pub(super) services: OrdMap<ServiceKey, Digest>,
+    /// The sum of them all.
+    pub(super) whole: Digest,
+}
+
+impl Summary {
+    /// Returns 16 hexadecimal digits that are equal on edges where a service has the same owners; `None` if edges do not
+    /// share it.
+    pub(crate) fn fingerprint(&self, key: &ServiceKey) -> Option<String> {
+        let digest = self.services.get(key)?;
+        Some(format!("{:016x}", digest >> 64))
+    }
+
+    /// Returns the digest of all.
+    pub(crate) const fn whole(&self) -> Digest {
+        self.whole
+    }
+
+    /// Replaces the owners of a service; `None` if edges do not share it.
+    pub(crate) fn set(&mut self, key: ServiceKey, owners: Option<&SlotOwners>) {
+        let new = owners.map(|owners| digest_of(&key, owners));
+        let old = match new {
+            Some(new) => self.services.insert(key, new),
+            None => self.services.remove(&key),
+        };
+        let (old, new) = (old.unwrap_or_default(), new.unwrap_or_default());
+        self.whole = self.whole.wrapping_sub(old).wrapping_add(new);
+    }
+}
+
+/// Returns the digest of a service's key, length, owners and past owners. The moments of past owners do not count, nor
+/// their order.
+fn digest_of(key: &ServiceKey, owners: &SlotOwners) -> Digest {
+    let members = |list: &Vec<_>| {
+        let members = list
+            .iter()
+            .map(|former: &fastpath::tables::FormerOwner| former.backend);
+        members.collect::<BTreeSet<u32>>()
+    };
+    let lists: Vec<BTreeSet<u32>> = owners.lists.iter().map(members).collect();
+    let different: BTreeSet<&BTreeSet<u32>> = lists.iter().collect();
+    let different: Vec<&BTreeSet<u32>> = different.into_iter().collect();
+    let places = lists.iter();
+    let places: Vec<usize> = places
+        .map(|list| different.partition_point(|other| *other < list))
+        .collect();
+    let mut form = Writer::default();
+    form.key(key);
+    form.byte(owners.log2);
+    form.backends(&owners.backends);
+    for list in different {
+        form.length(list.len());
+        list.iter().for_each(|member| form.number(*member));
+    }
+    for slot in &owners.slots {
+        form.index(slot.owner);
+        let place = slot.past.and_then(|list| places.get(list as usize));
+        form.index(place.and_then(|place| u32::try_from(*place).ok()));
+    }
+    let hash = digest(&SHA256, form.bytes());
+    let mut half = [0; size_of::<Digest>()];
+    half.copy_from_slice(&hash.as_ref()[..size_of::<Digest>()]);
+    Digest::from_be_bytes(half)
+}

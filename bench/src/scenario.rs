@@ -40,7 +40,8 @@ use crate::datapath::Protocol;
 pub const LEAST_ROUNDS: u32 = 6;
 /// Most Services of a load balancer.
 pub const MOST_SERVICES: u32 = 10_000;
-
+/// Most Services that flows go to: each is a socket at every backend.
+pub const MOST_TRIED: u32 = 16;
 /// Most Services with a NodePort each: those of Kubernetes' range.
 pub const MOST_NODE_PORTS: u32 = 2_768;
 
@@ -84,15 +85,16 @@ pub struct Event {
 pub enum EventKind {
     /// The agent of Guideway's edge, or kube-proxy, ends, and another one starts.
     AgentRestart,
-    /// Every Service of Guideway's loses its last backend. Any other may answer its flows.
+    /// The Services that flows go to lose their last backend. Any other may answer its flows.
     BackendChange,
+    /// Services that no flow goes to lose their last backend: up to 256 at once.
+    OtherServices,
 }
 
 impl EventKind {
-    /// Tells whether it happens to a system.
-    pub fn happens_to(self, system: System) -> bool {
-        let has_proxy = system.proxy_mode().is_some();
-        system.is_ours() || (has_proxy && self == Self::AgentRestart)
+    /// Tells whether flows may go to another backend from then on.
+    pub fn moves_flows(self) -> bool {
+        self == Self::BackendChange
     }
 }
 
@@ -206,7 +208,11 @@ macro_rules! names {
 }
 
 names! {
-    EventKind { "agent-restart": Self::AgentRestart, "backend-change": Self::BackendChange }
+    EventKind {
+        "agent-restart": Self::AgentRestart,
+        "backend-change": Self::BackendChange,
+        "other-services": Self::OtherServices
+    }
     System {
         "direct": Self::Direct,
         "routing": Self::Routing,

@@ -70,8 +70,6 @@ const PORT: u16 = 7000;
 const FIRST_SERVICE_PORT: u16 = 10_000;
 /// The port of the first Service that has a NodePort; the others follow.
 const FIRST_NODE_PORT: u16 = 30_000;
-/// Most Services that flows go to: each is a socket at every backend.
-const MOST_TRIED: u32 = 16;
 /// The first of the addresses that the system `routing` routes to backends.
 const FIRST_ROUTED: u8 = 200;
 /// Seed of the flow hash and the lookup tables of Guideway's edges.
@@ -291,12 +289,14 @@ impl Lab {
         Ok(())
     }
 
-    /// Returns the configuration of a system's edge that balances over these nodes.
-    fn edge_config(&self, system: System, nodes: &[Machine]) -> Result<String> {
-        let listing = self.listing(system)?;
+    /// Returns the configuration of a system's edge. Services of `changed` lack their last backend.
+    fn edge_config(&self, system: System, changed: &[u32]) -> Result<String> {
+        let (listing, nodes) = (self.listing(system)?, self.nodes(system));
         match system {
-            System::OursNodeport => guideway::node_ports(&listing, self.edge(system)?, nodes),
-            _ => guideway::edge(system, &listing, nodes),
+            System::OursNodeport => {
+                guideway::node_ports(&listing, self.edge(system)?, nodes, changed)
+            }
+            _ => guideway::edge(system, &listing, nodes, changed),
         }
     }
 
@@ -314,7 +314,7 @@ impl Lab {
             machines.extend(nodes.map(|node| (node.namespace(), config.clone())));
         }
         for &system in &ours {
-            let config = self.edge_config(system, self.nodes(system))?;
+            let config = self.edge_config(system, &[])?;
             if system == System::OursNodeport {
                 let nodes = self.nodes(system).iter();
                 machines.extend(nodes.map(|node| (node.namespace(), config.clone())));

@@ -22,6 +22,7 @@ mod kubectl;
 mod objects;
 mod parts;
 mod programs;
+mod proxy;
 
 use std::{
     fs,
@@ -34,8 +35,8 @@ use std::{
 
 pub use fake::{FakeApiServer, Fault, OneTimeFault, Verb};
 pub use objects::node;
-pub use parts::ProxyMode;
 pub use programs::{cache, program, version};
+pub use proxy::{CHANGE_TIME, ProxyMode, wait_until_programmed, wait_until_synced};
 
 use crate::{Namespace, Process, Result, Signal, Veth, output, route::cidr, wait_for};
 

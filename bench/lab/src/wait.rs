@@ -8,7 +8,12 @@ use std::{
 
 use crate::{Error, Result};
 
-const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Shortest and longest time between two attempts.
+const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(250)];
+/// Part of the time since the begin that a pause takes: what takes long is not held up by being asked.
+const PAUSE_SHARE: u32 = 20;
+/// Part of its time limit that something must have worked to count as working.
+const WORK_SHARE: u32 = 25;
 
 /// Waits until `condition` holds.
 ///
@@ -31,15 +36,34 @@ pub fn wait_until(
 pub fn wait_for<T, E: Display>(
     awaited: &str,
     timeout: Duration,
+    attempt: impl FnMut() -> std::result::Result<T, E>,
+) -> Result<T> {
+    wait_while_working(awaited, timeout, || Duration::ZERO, attempt)
+}
+
+/// Waits until `attempt` succeeds and returns its result. `timeout` begins anew each time that what works on it has
+/// `used` a few percent of that time of the CPUs.
+///
+/// # Errors
+///
+/// [`Error::Timeout`] with `awaited` and the last failure when it does not succeed.
+pub(crate) fn wait_while_working<T, E: Display>(
+    awaited: &str,
+    timeout: Duration,
+    used: impl Fn() -> Duration,
     mut attempt: impl FnMut() -> std::result::Result<T, E>,
 ) -> Result<T> {
-    let deadline = Instant::now() + timeout;
+    let began = Instant::now();
+    let (mut since, mut used_before) = (began, used());
     loop {
         let failure = match attempt() {
             Ok(found) => return Ok(found),
             Err(failure) => failure.to_string(),
         };
-        if Instant::now() >= deadline {
+        let used = used();
+        if used.saturating_sub(used_before) * WORK_SHARE > timeout {
+            (since, used_before) = (Instant::now(), used);
+        } else if since.elapsed() >= timeout {
             let seen = if failure.is_empty() {
                 failure
             } else {
@@ -51,12 +75,15 @@ pub fn wait_for<T, E: Display>(
                 seen,
             });
         }
-        thread::sleep(POLL_INTERVAL);
+        let [shortest, longest] = PAUSES;
+        thread::sleep((began.elapsed() / PAUSE_SHARE).clamp(shortest, longest));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     #[test]
@@ -68,6 +95,23 @@ mod tests {
         })
         .unwrap();
         assert_eq!(left, 0);
+    }
+
+    #[test]
+    fn what_works_is_waited_for_and_what_has_stopped_is_not() {
+        let (timeout, attempts) = (Duration::from_millis(1), Cell::new(0));
+        // Each attempt finds a tenth of the limit more of work, up to the last of `working`.
+        let wait = |working: u32, needed| {
+            attempts.set(0);
+            let used = || timeout / 10 * attempts.get().min(working);
+            wait_while_working("work", timeout, used, || {
+                attempts.set(attempts.get() + 1);
+                (attempts.get() >= needed).then_some(()).ok_or("not yet")
+            })
+        };
+        wait(20, 20).unwrap();
+        wait(3, u32::MAX).unwrap_err();
+        assert!(attempts.get() > 3);
     }
 
     #[test]

@@ -114,10 +114,8 @@ impl Server {
             }
             Self::Real { writer, .. } => {
                 let slice = cluster.slice(service, change);
-                let name = slice["metadata"]["name"].as_str().unwrap_or_default();
-                let path = format!("{}/{name}", slices(DEFAULT));
                 let mut writer = writer.lock().expect("no writer panics");
-                writer.request("PUT", &path, "application/json", &slice)
+                writer.replace(&slices(DEFAULT), &slice)
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     thread,
     time::Duration,
 };
@@ -28,34 +28,51 @@ pub(crate) fn serve(control_plane: &ControlPlane) -> Result<Process> {
     Ok(proxy)
 }
 
-/// Calls `write` for each Service's number, on several connections. Runs on the control plane's machine.
+/// Calls `write` for each Service's number, on several connections, and says how far it is. Runs on the control plane's
+/// machine.
 pub(crate) fn write_all(
     services: u32,
     progress: &(dyn Fn(&str) + Sync),
     write: impl Fn(&mut Writer, u32) -> Result<()> + Sync,
 ) -> Result<()> {
-    let next = AtomicU32::new(0);
+    let (done, is_done) = (AtomicU32::new(0), AtomicBool::new(false));
+    let numbers: Vec<u32> = (0..services).collect();
+    thread::scope(|scope| {
+        let teller = scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                let done = done.load(Ordering::Relaxed);
+                progress(&format!("filling, {done} of {services} services"));
+                thread::park_timeout(Duration::from_millis(500));
+            }
+        });
+        let outcome = write_each(&numbers, |writer, number| {
+            write(writer, number)?;
+            done.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        });
+        is_done.store(true, Ordering::Relaxed);
+        teller.thread().unpark();
+        outcome
+    })
+}
+
+/// Calls `write` for each of these Services, on several connections. Runs on the control plane's machine.
+pub(crate) fn write_each(
+    services: &[u32],
+    write: impl Fn(&mut Writer, u32) -> Result<()> + Sync,
+) -> Result<()> {
+    let next = AtomicUsize::new(0);
     let work = || {
         let mut writer = Writer::connect()?;
-        loop {
-            let number = next.fetch_add(1, Ordering::Relaxed);
-            if number >= services {
-                return anyhow::Ok(());
-            }
+        while let Some(&number) = services.get(next.fetch_add(1, Ordering::Relaxed)) {
             write(&mut writer, number)?;
         }
+        anyhow::Ok(())
     };
     thread::scope(|scope| {
         let writers: Vec<_> = (0..WRITERS).map(|_| scope.spawn(work)).collect();
-        while !writers.iter().all(thread::ScopedJoinHandle::is_finished) {
-            let done = next.load(Ordering::Relaxed).min(services);
-            progress(&format!("filling, {done} of {services} services"));
-            thread::sleep(Duration::from_millis(500));
-        }
-        for writer in writers {
-            writer.join().expect("a writer does not panic")?;
-        }
-        Ok(())
+        let mut ended = writers.into_iter();
+        ended.try_for_each(|writer| writer.join().expect("a writer does not panic"))
     })
 }
 
@@ -76,8 +93,15 @@ impl Writer {
         Ok(Self(BufReader::new(stream)))
     }
 
+    /// Creates an object in the collection at `path`.
     pub(crate) fn create(&mut self, path: &str, object: &Value) -> Result<()> {
         self.request("POST", path, "application/json", object)
+    }
+
+    /// Writes an object over the one of its name in the collection at `path`.
+    pub(crate) fn replace(&mut self, path: &str, object: &Value) -> Result<()> {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        self.request("PUT", &format!("{path}/{name}"), "application/json", object)
     }
 
     /// Creates a Service, and gives it the status that a controller would.

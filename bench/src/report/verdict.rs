@@ -1,7 +1,5 @@
 //! The verdict: what the result says, in a sentence, and why.
 
-use std::collections::VecDeque;
-
 use super::{duration, measurements, rates};
 use crate::{
     compare::{self, Comparison, Judgement, LEAST_DIFFERENCE, Quantity},
@@ -26,36 +24,82 @@ impl Verdict {
     /// Says what a result says.
     pub fn of(files: &Files) -> Self {
         let run = &files.run;
-        let wrong = wrong_packets(run);
-        let of_wrong = format!(
-            "Wrong packets: {wrong} answers were damaged or came from another backend than the flow's."
-        );
-        let of_wrong = (wrong > 0).then_some(of_wrong);
-        // What could be told of Guideway's own systems comes first, then what makes it doubtful.
-        let (ours, others): (Vec<&Series>, _) = run.series.iter().partition(|one| is_ours(one));
-        let findings = |all: &[&Series]| -> (Vec<_>, Vec<_>) {
-            let all = all.iter().filter_map(|one| sentence(run, one));
-            all.partition(|one| one.is_told)
-        };
-        let (own, own_untold) = findings(&ours);
-        let (told, untold) = findings(&others);
-        let added = ours.iter().flat_map(|series| shares_added(run, series));
+        let mut findings = findings(run);
+        findings.sort_by_key(|one| one.rank);
+        let mut findings = findings.into_iter();
+        let first = findings.next();
+        let (main, others): (Vec<_>, Vec<_>) = findings.partition(|one| one.rank < Rank::Other);
         let texts = |all: Vec<Finding>| all.into_iter().map(|one| one.text);
-        let mut sentences: VecDeque<_> = of_wrong
-            .into_iter()
-            .chain(texts(own))
-            .chain(added)
-            .chain(measurements::sentence(run))
-            .collect();
-        let others = texts(told).chain(texts(own_untold)).chain(texts(untold));
-        let mut others: VecDeque<_> = others.collect();
-        let first = sentences.pop_front().or_else(|| others.pop_front());
-        let reasons = basis(run).into_iter().chain(sentences);
+        let reasons = basis(run).into_iter().chain(texts(main));
         Self {
-            sentence: first.unwrap_or_default(),
-            reasons: reasons.chain(doubts(run)).chain(others).collect(),
+            sentence: first.map(|one| one.text).unwrap_or_default(),
+            reasons: reasons.chain(doubts(run)).chain(texts(others)).collect(),
         }
     }
+}
+
+/// What a finding is about. The first one of a result is its sentence; from [`Rank::Other`] on, what makes the run
+/// doubtful comes before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    /// Answers that no system may give.
+    WrongPackets,
+    /// A series of Guideway's, of which the run was long and quiet enough to tell.
+    Own,
+    /// What Guideway adds of what kube-proxy adds.
+    Added,
+    /// Figures that belong to no load.
+    Measurements,
+    /// Another series.
+    Other,
+    /// A series of Guideway's, of which nothing can be told.
+    OwnUntold,
+    /// Another series, of which nothing can be told.
+    OtherUntold,
+}
+
+/// Something that a result says.
+struct Finding {
+    rank: Rank,
+    text: String,
+}
+
+impl Finding {
+    fn told(series: &Series, text: String) -> Self {
+        let rank = if is_ours(series) {
+            Rank::Own
+        } else {
+            Rank::Other
+        };
+        Self { rank, text }
+    }
+
+    fn untold(series: &Series, text: String) -> Self {
+        let rank = if is_ours(series) {
+            Rank::OwnUntold
+        } else {
+            Rank::OtherUntold
+        };
+        Self { rank, text }
+    }
+}
+
+/// Returns all that a result says, in the order of its series.
+fn findings(run: &Run) -> Vec<Finding> {
+    let with = |rank| move |text| Finding { rank, text };
+    let wrong = wrong_packets(run);
+    let of_wrong = format!(
+        "Wrong packets: {wrong} answers were damaged or came from another backend than the flow's."
+    );
+    let of_wrong = (wrong > 0).then_some(of_wrong);
+    let series = || run.series.iter();
+    let ours = series().filter(|one| is_ours(one));
+    let added = ours.flat_map(|one| shares_added(run, one));
+    let all = series().filter_map(|one| finding(run, one));
+    all.chain(of_wrong.map(with(Rank::WrongPackets)))
+        .chain(added.map(with(Rank::Added)))
+        .chain(measurements::sentence(run).map(with(Rank::Measurements)))
+        .collect()
 }
 
 /// Returns the answers that no system may give.
@@ -129,33 +173,19 @@ pub(super) fn of_system<'a>(run: &'a Run, system: System, like: &Series) -> Opti
     all.find(|other| other.system == name && other.load == like.load)
 }
 
-/// What a series says.
-struct Finding {
-    text: String,
-    /// Whether the run was long and quiet enough to tell.
-    is_told: bool,
-}
-
-impl Finding {
-    fn told(text: String) -> Option<Self> {
-        Some(Self {
-            text,
-            is_told: true,
-        })
-    }
-}
-
-fn sentence(run: &Run, series: &Series) -> Option<Finding> {
+/// Returns what a series says.
+fn finding(run: &Run, series: &Series) -> Option<Finding> {
+    let told = |text| Some(Finding::told(series, text));
     if series.is_timed() && series.is_overloaded() {
         let [offered, sent, received] = series.totals();
-        return Finding::told(format!(
+        return told(format!(
             "{} is overloaded: of {offered} requests that were offered, {sent} were sent and {received} answered. \
              It has no latency under this load.",
             series.name
         ));
     }
     if series.is_timed() && !series.has_latencies() && !series.trials.is_empty() {
-        return Finding::told(format!(
+        return told(format!(
             "{} has no latency: its rounds contradict Little's law.",
             series.name
         ));
@@ -165,10 +195,10 @@ fn sentence(run: &Run, series: &Series) -> Option<Finding> {
         return None;
     }
     if !series.is_timed() {
-        return Finding::told(rates::sentence(run, series));
+        return told(rates::sentence(run, series));
     }
     let Some(median) = series.figures.round_trip.value(50.0) else {
-        return Finding::told(format!(
+        return told(format!(
             "{}: half of all requests had no answer.",
             series.name
         ));
@@ -184,24 +214,22 @@ fn sentence(run: &Run, series: &Series) -> Option<Finding> {
         duration(median as f64)
     );
     let Some(comparison) = against_direct(run, series) else {
-        return Finding::told(own + ".");
+        return told(own + ".");
     };
     let Some(row) = comparison.rows.first() else {
-        return Finding::told(own + ".");
+        return told(own + ".");
     };
     let ratio = format!(
         "{:.2} [{:.2} {:.2}] of the direct wire",
         row.ratio, row.low, row.high
     );
     match row.judgement {
-        Judgement::Inconclusive => Some(Finding {
-            text: format!(
-                "{own}; whether that differs from the direct wire cannot be told: {ratio}."
-            ),
-            is_told: false,
-        }),
-        Judgement::Same => Finding::told(format!("{own}, as the direct wire does: {ratio}.")),
-        Judgement::Worse | Judgement::Better => Finding::told(format!(
+        Judgement::Inconclusive => {
+            let text = "whether that differs from the direct wire cannot be told";
+            Some(Finding::untold(series, format!("{own}; {text}: {ratio}.")))
+        }
+        Judgement::Same => told(format!("{own}, as the direct wire does: {ratio}.")),
+        Judgement::Worse | Judgement::Better => told(format!(
             "{own}: {ratio}, {} of its own.",
             duration(row.second - row.first)
         )),

@@ -185,17 +185,20 @@ mod tests {
         Files::make(run, 1_795_219_200.0, files.series).unwrap()
     }
 
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "times are small"
+    )]
+    fn nanoseconds(time: f64) -> u64 {
+        time as u64
+    }
+
     /// Changes the time under way of a round by a factor, and returns the series.
     fn under_way(factor: f64) -> Files {
         changed(sample(1, 1.5), |run| {
             let time = &mut run.series[1].trials[2].under_way_ns;
-            #[expect(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                reason = "times are small"
-            )]
-            let scaled = |ns: u64| (ns as f64 * factor) as u64;
-            *time = time.map(scaled);
+            *time = time.map(|ns| nanoseconds(ns as f64 * factor));
         })
     }
 
@@ -227,13 +230,7 @@ mod tests {
         let lost = |seconds: f64| {
             changed(sample(1, 1.5), |run| {
                 let time = &mut run.series[1].trials[2].under_way_ns;
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    clippy::cast_sign_loss,
-                    reason = "times are small"
-                )]
-                let more = (seconds * 1e9) as u64;
-                *time = time.map(|ns| ns + more);
+                *time = time.map(|ns| ns + nanoseconds(seconds * 1e9));
             })
         };
         assert!(lost(9.2).run.series[1].has_latencies());

@@ -8,8 +8,8 @@ use serde::Deserialize;
 use serde_saphyr::{Location, MessageFormatter, Spanned, UserMessageFormatter};
 
 use super::{
-    Event, EventKind, LEAST_ROUNDS, MOST_NODE_PORTS, MOST_SERVICES, Named, Scenario, System,
-    WireKind,
+    Event, EventKind, LEAST_ROUNDS, MOST_NODE_PORTS, MOST_SERVICES, MOST_TRIED, Named, Scenario,
+    System, WireKind,
 };
 use load::LoadText;
 
@@ -143,7 +143,7 @@ impl Reader {
         let reason = format!("there are {MOST_NODE_PORTS} NodePorts");
         let remedy = "write fewer services, or leave ours-nodeport out";
         self.check(place, has_ports, &reason, remedy);
-        let event = file.event.map(|event| self.event(event, seconds, &systems));
+        let event = (file.event).map(|event| self.event(event, seconds, services, &systems));
         Scenario {
             name: self.name(file.name, whole),
             wire: self.named(file.wire, whole, "wire", Some(WireKind::Lab)),
@@ -157,17 +157,23 @@ impl Reader {
         }
     }
 
-    fn event(&mut self, text: Spanned<EventText>, seconds: f64, systems: &[System]) -> Event {
+    fn event(
+        &mut self,
+        text: Spanned<EventText>,
+        seconds: f64,
+        services: u32,
+        systems: &[System],
+    ) -> Event {
         let (EventText { what, at: when }, at) = (text.value, text.referenced);
         let what: EventKind = self.named(what, at, "what", None);
-        let happens = systems.iter().any(|system| what.happens_to(*system));
+        let happens = systems.iter().any(|system| system.balances());
         let reason = format!("{what} happens to none of the systems");
-        self.check(
-            at,
-            happens,
-            &reason,
-            "add ours-ipip, ours-l2dsr, ours-nat or ours-nodeport",
-        );
+        let remedy = "add one that balances, such as ours-ipip or kube-proxy-nftables";
+        self.check(at, happens, &reason, remedy);
+        let has_others = what != EventKind::OtherServices || services > MOST_TRIED;
+        let reason = format!("flows go to all of {services} services");
+        let remedy = format!("write at least {} services", MOST_TRIED + 1);
+        self.check(at, has_others, &reason, &remedy);
         Event {
             what,
             at: self.number(when, at, "at", None, 0.0..=seconds),
@@ -321,7 +327,12 @@ rounds: 6
             (
                 ", ours-ipip]",
                 "]\nevent: { what: agent-restart, at: 1 }",
-                "agent-restart happens to none of the systems; add ours-ipip",
+                "agent-restart happens to none of the systems; add one that balances",
+            ),
+            (
+                "rounds: 6",
+                "services: 16\nevent: { what: other-services, at: 1 }",
+                "line 7, column 8: flows go to all of 16 services; write at least 17 services",
             ),
             (
                 "direct",

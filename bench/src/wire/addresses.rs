@@ -1,6 +1,9 @@
 //! The addresses of the lab's machines and Services, and the flows of a load: known before anything is made.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+};
 
 use anyhow::{Context, Result, bail};
 use fastpath::tables::BackendSpec;
@@ -11,14 +14,15 @@ use xdp_prog::{
 };
 
 use super::{
-    BACKENDS, FAMILIES, FIRST_NODE_PORT, FIRST_ROUTED, FIRST_SERVICE_PORT, HASH_SEED, MOST_TRIED,
-    PORT,
+    BACKENDS, FAMILIES, FIRST_NODE_PORT, FIRST_ROUTED, FIRST_SERVICE_PORT, HASH_SEED, PORT,
 };
 use crate::{
     datapath::Protocol,
-    scenario::{AddressFamily, Background, Load, Scenario, System},
+    scenario::{AddressFamily, Background, EventKind, Load, MOST_TRIED, Scenario, System},
 };
 
+/// Most Services that change at once where no flow goes to.
+const MOST_CHANGED: usize = 256;
 /// The client's port of the first flow; the others follow.
 pub(super) const FIRST_CLIENT_PORT: u16 = 10_000;
 
@@ -78,6 +82,11 @@ impl Listing {
         self.first_port + u16::try_from(number).expect("there are at most 10 000 Services")
     }
 
+    /// Returns the ports of some Services.
+    pub(super) fn ports(&self, numbers: &[u32]) -> BTreeSet<u16> {
+        numbers.iter().map(|&number| self.port(number)).collect()
+    }
+
     /// Returns all Services with each of their protocols.
     pub(super) fn all(&self) -> Vec<(SocketAddr, Protocol)> {
         let each = (0..self.services).flat_map(|number| {
@@ -89,13 +98,29 @@ impl Listing {
             .collect()
     }
 
-    /// Returns the Services that flows go to: at equal distances, from the first on.
+    /// Returns the Services that flows go to.
     pub(super) fn tried(&self, family: AddressFamily) -> impl Iterator<Item = SocketAddr> {
-        let tried = self.services.min(MOST_TRIED);
-        (0..tried).map(move |place| {
-            let number = place * self.services / tried;
-            SocketAddr::new(self.vip(family), self.port(number))
-        })
+        let numbers = self.tried_numbers();
+        numbers.map(move |number| SocketAddr::new(self.vip(family), self.port(number)))
+    }
+
+    /// Returns the numbers of the Services that flows go to: at equal distances, from the first on.
+    fn tried_numbers(&self) -> impl Iterator<Item = u32> {
+        let (services, tried) = (self.services, self.services.min(MOST_TRIED));
+        (0..tried).map(move |place| place * services / tried)
+    }
+
+    /// Returns the numbers of the Services that an event takes the last backend from, in order.
+    pub(super) fn changed_by(&self, event: EventKind) -> Vec<u32> {
+        let tried: Vec<u32> = self.tried_numbers().collect();
+        match event {
+            EventKind::AgentRestart => Vec::new(),
+            EventKind::BackendChange => tried,
+            EventKind::OtherServices => {
+                let others = (0..self.services).filter(|number| !tried.contains(number));
+                others.take(MOST_CHANGED).collect()
+            }
+        }
     }
 }
 
@@ -329,6 +354,19 @@ mod tests {
         assert_eq!(tried(3), [0, 1, 2]);
         let many = tried(10_000);
         assert_eq!((many.len(), many[1], many[15]), (16, 625, 9_375));
+    }
+
+    #[test]
+    fn events_change_the_services_of_flows_or_some_of_the_others() {
+        let changed = |services, event| {
+            let listing = Listing::of(&scenario(services), System::OursIpip).unwrap();
+            listing.changed_by(event)
+        };
+        assert_eq!(changed(3, EventKind::BackendChange), [0, 1, 2]);
+        assert_eq!(changed(18, EventKind::OtherServices), [8, 17]);
+        assert_eq!(changed(1_000, EventKind::AgentRestart), [0; 0]);
+        let others = changed(1_000, EventKind::OtherServices);
+        assert_eq!((others.len(), others[0], others[62]), (256, 1, 64));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::{sync::PoisonError, time::Duration};
 use anyhow::{Context, Result, bail};
 use lab::{Machine, wait_for};
 
-use super::Lab;
+use super::{Lab, kube_proxy::Cluster};
 use crate::scenario::{EventKind, System};
 
 /// How long an agent may take to end, and an edge to have all backends back.
@@ -13,33 +13,42 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Lab {
     pub(super) fn cause_event(&self, system: System, event: EventKind) -> Result<()> {
-        match event {
-            EventKind::AgentRestart => match &self.cluster {
-                Some(cluster) if system.proxy_mode().is_some() => {
-                    cluster.restart(self.edge(system)?, TIMEOUT)
-                }
-                _ => self.restart_agent(self.edge(system)?),
-            },
-            EventKind::BackendChange => {
-                let nodes = self.nodes(system);
-                self.configure_edge(system, &nodes[..nodes.len() - 1])
-            }
+        let edge = self.edge(system)?;
+        let changed = self.listing(system)?.changed_by(event);
+        match (self.cluster_of(system), event) {
+            (Some(cluster), EventKind::AgentRestart) => cluster.restart(edge, TIMEOUT),
+            (None, EventKind::AgentRestart) => self.restart_agent(edge),
+            (Some(cluster), _) => cluster.take_last_endpoint(edge, &changed),
+            (None, _) => self.configure_edge(system, &changed),
         }
     }
 
     pub(super) fn undo_event(&self, system: System, event: EventKind) -> Result<()> {
-        if system.proxy_mode().is_some() {
+        let edge = self.edge(system)?;
+        let is_change = event != EventKind::AgentRestart;
+        if let Some(cluster) = self.cluster_of(system) {
+            if is_change {
+                let changed = self.listing(system)?.changed_by(event);
+                let proxies = self.systems.iter().filter(|one| one.proxy_mode().is_some());
+                let machines: Result<Vec<_>> = proxies.map(|&one| self.edge(one)).collect();
+                cluster.give_back(machines?.into_iter(), &changed)?;
+            }
             // Each flow must be answered before the next trial begins.
             return Ok(());
         }
-        let edge = self.edge(system)?;
-        if event == EventKind::BackendChange {
-            self.configure_edge(system, self.nodes(system))?;
+        if is_change {
+            self.configure_edge(system, &[])?;
             self.wait_for_backends(system)?;
         }
         let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
         let agent = agents.get_mut(edge.label()).context("it has an agent")?;
         Ok(self.guideway.wait_until_ready(edge.namespace(), agent)?)
+    }
+
+    /// Returns the API server that a system follows, if it is kube-proxy.
+    fn cluster_of(&self, system: System) -> Option<&Cluster> {
+        let cluster = self.cluster.as_ref();
+        cluster.filter(|_| system.proxy_mode().is_some())
     }
 
     fn restart_agent(&self, edge: &Machine) -> Result<()> {
@@ -50,11 +59,10 @@ impl Lab {
         Ok(())
     }
 
-    fn configure_edge(&self, system: System, nodes: &[Machine]) -> Result<()> {
-        let config = self.edge_config(system, nodes)?;
-        Ok(self
-            .guideway
-            .configure(self.edge(system)?.namespace(), &config)?)
+    fn configure_edge(&self, system: System, changed: &[u32]) -> Result<()> {
+        let config = self.edge_config(system, changed)?;
+        let edge = self.edge(system)?.namespace();
+        Ok(self.guideway.configure(edge, &config)?)
     }
 
     /// Waits until every Service has slots for every backend.

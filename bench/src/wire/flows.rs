@@ -19,7 +19,7 @@ use crate::{
         sockets::{AnsweredBy, Flow, Requests, Way, client_socket, run},
     },
     probe::PROBE_LENGTH,
-    scenario::{EventKind, Load, System},
+    scenario::{Load, System},
 };
 
 /// Flows by which a balancer shows that it balances. Chance leaves one of three backends out once in 10^11 times.
@@ -42,9 +42,13 @@ pub(super) struct Sockets<'a> {
 
 impl Sockets<'_> {
     /// kube-proxy may have forgotten a flow that was idle, and then chooses anew: so each flow sends one request first, and
-    /// the backend that answers is the flow's from then on.
+    /// the backend that answers is the flow's from then on. A flow that has lost its backend never goes there again, so
+    /// after such an event there are new ones, which use all backends.
     pub(super) fn learn(&mut self) -> Result<()> {
         if self.system.proxy_mode().is_some() {
+            if self.lab.moves_flows() {
+                self.flows = (self.lab).open_flows(self.system, &self.load, self.load.flows)?;
+            }
             self.lab.prove(self.system, &self.load, &mut self.flows)?;
         }
         Ok(())
@@ -124,13 +128,16 @@ impl Lab {
                 Way::Tcp(wait_for(&awaited, PROOF_TIMEOUT, connect)?)
             }
         };
-        let event = self.scenario.event.map(|event| event.what);
         Ok(Flow {
             way,
-            backend: planned
-                .backend
-                .filter(|_| event != Some(EventKind::BackendChange)),
+            backend: planned.backend.filter(|_| !self.moves_flows()),
         })
+    }
+
+    /// Tells whether flows may be answered by other backends during a trial.
+    fn moves_flows(&self) -> bool {
+        let event = self.scenario.event;
+        event.is_some_and(|event| event.what.moves_flows())
     }
 
     /// Returns what sends requests by flows, in the client's namespace.
@@ -167,8 +174,9 @@ impl Lab {
                 bail!("{tally:?}")
             }
             // A connection of its own has a backend of its own.
+            let is_fixed = learns && !load.connects() && !self.moves_flows();
             for (flow, backend) in flows.iter_mut().zip(answered_by) {
-                if learns && !load.connects() {
+                if is_fixed {
                     flow.backend = backend;
                 }
             }

@@ -17,8 +17,13 @@ const MIB: u32 = 1 << 20;
 const NAT_FLOWS: u32 = 1 << 18;
 const FEW_NAT_FLOWS: u32 = 1 << 12;
 
-/// Returns the configuration of the edge that balances `listing` over the nodes.
-pub(super) fn edge(system: System, listing: &Listing, nodes: &[Machine]) -> Result<String> {
+/// Returns the configuration of the edge that balances `listing` over the nodes. Services of `changed` lack the last one.
+pub(super) fn edge(
+    system: System,
+    listing: &Listing,
+    nodes: &[Machine],
+    changed: &[u32],
+) -> Result<String> {
     let mode = match system {
         System::OursL2dsr => "l2dsr",
         System::OursNat => "nat",
@@ -32,13 +37,14 @@ pub(super) fn edge(system: System, listing: &Listing, nodes: &[Machine]) -> Resu
     let mut text = common(u32::try_from(services.len())?, nat_flows) + "roles: [edge]\n";
     let vips: Vec<String> = listing.vips().map(|vip| format!("\"{vip}\"")).collect();
     writeln!(text, "vips: [{}]\nservices:", vips.join(", "))?;
+    let changed = listing.ports(changed);
     for (number, (service, protocol)) in (0..).zip(services) {
         let (address, port) = (service.ip(), service.port());
         writeln!(
             text,
             "  - name: bench-{number}\n    address: \"{address}\"\n    port: {port}\n    protocol: {protocol}\n    mode: {mode}\n    backends:",
         )?;
-        for node in nodes {
+        for node in without_last(nodes, changed.contains(&port)) {
             // Where the edge translates nothing, the backend has the Service's port.
             let port = match system {
                 System::OursNat => format!(", port: {PORT}"),
@@ -59,8 +65,13 @@ pub(super) fn node(edges: &[IpAddr]) -> String {
 }
 
 /// Returns the configuration of an edge that serves `listing` at NodePorts, and of the nodes that have a pod each: one
-/// file for all, which are told apart by their addresses.
-pub(super) fn node_ports(listing: &Listing, edge: &Machine, nodes: &[Machine]) -> Result<String> {
+/// file for all, which are told apart by their addresses. Services of `changed` lack the last pod.
+pub(super) fn node_ports(
+    listing: &Listing,
+    edge: &Machine,
+    nodes: &[Machine],
+    changed: &[u32],
+) -> Result<String> {
     let services = listing.all();
     // A NodePort is a Service of either family.
     let mut text = common(2 * u32::try_from(services.len())?, FEW_NAT_FLOWS);
@@ -74,13 +85,14 @@ pub(super) fn node_ports(listing: &Listing, edge: &Machine, nodes: &[Machine]) -
         writeln!(text, "  - {{ address: \"{address}\" }}")?;
     }
     text.push_str("vips: []\nservices:\n");
+    let changed = listing.ports(changed);
     for (number, (service, protocol)) in (0..).zip(services) {
         let (address, port) = (service.ip(), service.port());
         writeln!(
             text,
             "  - name: bench-{number}\n    node_port: {port}\n    protocol: {protocol}\n    mode: ipip\n    backends:",
         )?;
-        for node in nodes {
+        for node in without_last(nodes, changed.contains(&port)) {
             let pod = node.pods().first().context("the node has no pod")?;
             let [pod, node] = [pod, node].map(|machine| machine.address_like(address));
             writeln!(
@@ -90,6 +102,10 @@ pub(super) fn node_ports(listing: &Listing, edge: &Machine, nodes: &[Machine]) -
         }
     }
     Ok(text)
+}
+
+fn without_last(nodes: &[Machine], is_changed: bool) -> &[Machine] {
+    &nodes[..nodes.len() - usize::from(is_changed)]
 }
 
 /// No checks of nodes: their packets would be measured too.

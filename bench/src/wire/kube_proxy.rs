@@ -9,13 +9,14 @@ use std::{
 
 use anyhow::{Context, Result};
 use lab::{
-    Machine, Namespace, Process,
-    kubernetes::{ControlPlane, ProxyMode},
+    Machine, Namespace, Process, Signal,
+    kubernetes::{CHANGE_TIME, ControlPlane, ProxyMode, wait_until_programmed, wait_until_synced},
 };
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
 use super::{Listing, PORT, address_of};
-use crate::{control::writer, datapath::Protocol, scenario::AddressFamily};
+use crate::{control::writer, datapath::Protocol, host, scenario::AddressFamily};
 
 /// The namespace of all Services.
 const NAMESPACE: &str = "default";
@@ -24,9 +25,20 @@ const NAMESPACE: &str = "default";
 #[derive(Debug)]
 pub(super) struct Cluster {
     // First, because fields are dropped in order, and programs must end before what they talk to.
-    /// By machine, each with its mode.
-    proxies: Mutex<BTreeMap<String, (Process, ProxyMode)>>,
+    /// By machine.
+    proxies: Mutex<BTreeMap<String, Proxy>>,
+    /// The `kubectl proxy` that changes go through.
+    _gateway: Process,
     control_plane: ControlPlane,
+    services: Services,
+}
+
+#[derive(Debug)]
+struct Proxy {
+    process: Process,
+    mode: ProxyMode,
+    /// Changes of EndpointSlices since its start.
+    told: u64,
 }
 
 impl Cluster {
@@ -36,42 +48,38 @@ impl Cluster {
         nodes: &[Machine],
         progress: &(dyn Fn(&str) + Sync),
     ) -> Result<Self> {
+        let services = Services::of(edges.iter().map(|(_, _, listing)| listing), nodes)?;
         let control_plane = ControlPlane::start()?;
-        let vips = edges.iter().flat_map(|(_, _, listing)| listing.vips());
-        let vips: Vec<IpAddr> = vips.collect();
-        let listing = &edges[0].2;
         let gateway = writer::serve(&control_plane)?;
-        let write = |writer: &mut writer::Writer, number| {
-            let of_family = |&family| {
-                let addresses = nodes.iter().map(|node| address_of(node, family));
-                (family, addresses.collect())
-            };
-            let service = Service {
-                name: format!("bench-{number}"),
-                vips: vips.clone(),
-                protocols: listing.protocols.clone(),
-                port: listing.port(number),
-                backends: listing.families.iter().map(of_family).collect(),
-                target: PORT,
-            };
-            service.write(writer)
-        };
-        let fill = || writer::write_all(listing.services, progress, write);
+        let write = |writer: &mut writer::Writer, number| services.of_number(number).write(writer);
+        let fill = || writer::write_all(services.listing.services, progress, write);
         (control_plane.machine().run(fill)).context("writing Services to the API server")?;
-        drop(gateway);
         progress("starting kube-proxy");
-        let run = |(machine, mode, _): &(&Machine, ProxyMode, Listing)| {
+        let mut proxies = BTreeMap::new();
+        for &(machine, mode, _) in edges {
             prepare(machine.namespace(), Machine::INTERFACE)?;
             control_plane.connect(machine.namespace())?;
             control_plane.add_node(machine)?;
             let name = machine.label();
-            let proxy = control_plane.run_kube_proxy(machine.namespace(), name, *mode)?;
-            Ok((name.to_owned(), (proxy, *mode)))
-        };
-        let proxies = edges.iter().map(run).collect::<Result<_>>()?;
+            let process = control_plane.start_kube_proxy(machine.namespace(), name, mode)?;
+            let proxy = Proxy {
+                process,
+                mode,
+                told: 0,
+            };
+            proxies.insert(name.to_owned(), proxy);
+        }
+        // All are at work at the same time.
+        for (machine, ..) in edges {
+            let proxy = proxies.get_mut(machine.label());
+            let proxy = proxy.context("each edge has a kube-proxy")?;
+            wait_until_programmed(machine.namespace(), &mut proxy.process)?;
+        }
         Ok(Self {
             proxies: Mutex::new(proxies),
+            _gateway: gateway,
             control_plane,
+            services,
         })
     }
 
@@ -79,10 +87,102 @@ impl Cluster {
     pub(super) fn restart(&self, machine: &Machine, timeout: Duration) -> Result<()> {
         let mut proxies = self.proxies.lock().unwrap_or_else(PoisonError::into_inner);
         let name = machine.label();
-        let (proxy, mode) = proxies.get_mut(name).context("it has a kube-proxy")?;
-        proxy.stop(timeout)?;
-        *proxy = (self.control_plane).run_kube_proxy(machine.namespace(), name, *mode)?;
+        let proxy = proxies.get_mut(name).context("it has a kube-proxy")?;
+        proxy.process.stop(timeout)?;
+        let run = || (self.control_plane).run_kube_proxy(machine.namespace(), name, proxy.mode);
+        proxy.process = run()?;
+        proxy.told = 0;
         Ok(())
+    }
+
+    /// Takes the last endpoint from these Services. Until [`Cluster::give_back`], only the kube-proxy of one machine knows:
+    /// work of the others would be measured with its own.
+    pub(super) fn take_last_endpoint(&self, machine: &Machine, services: &[u32]) -> Result<()> {
+        let mut proxies = self.proxies.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = proxies
+            .iter_mut()
+            .filter(|(name, _)| *name != machine.label());
+        for (_, other) in others {
+            other.process.signal(Signal::SIGSTOP)?;
+        }
+        self.write_endpoints(&mut proxies, services, Service::without_last_endpoint)
+    }
+
+    /// Gives the endpoint back, and waits until all kube-proxies of `machines` have programmed that.
+    pub(super) fn give_back<'a>(
+        &self,
+        machines: impl Iterator<Item = &'a Machine>,
+        services: &[u32],
+    ) -> Result<()> {
+        let mut proxies = self.proxies.lock().unwrap_or_else(PoisonError::into_inner);
+        for proxy in proxies.values_mut() {
+            proxy.process.signal(Signal::SIGCONT)?;
+        }
+        self.write_endpoints(&mut proxies, services, |service| service)?;
+        for machine in machines {
+            let proxy = proxies.get_mut(machine.label());
+            let proxy = proxy.context("it has a kube-proxy")?;
+            wait_until_synced(machine.namespace(), &mut proxy.process, proxy.told)?;
+        }
+        Ok(())
+    }
+
+    fn write_endpoints(
+        &self,
+        proxies: &mut BTreeMap<String, Proxy>,
+        services: &[u32],
+        change: impl Fn(Service) -> Service + Sync,
+    ) -> Result<()> {
+        let now = host::rfc3339(clock_gettime(ClockId::Realtime));
+        let write = |writer: &mut writer::Writer, number| {
+            change(self.services.of_number(number)).write_endpoints(writer, &now)
+        };
+        let write = || writer::write_each(services, write);
+        (self.control_plane.machine().run(write)).context("writing EndpointSlices")?;
+        let slices = services.len() * self.services.backends.len();
+        for proxy in proxies.values_mut() {
+            proxy.told += slices as u64;
+        }
+        Ok(())
+    }
+}
+
+/// What the Services have in common.
+#[derive(Debug)]
+struct Services {
+    listing: Listing,
+    vips: Vec<IpAddr>,
+    backends: Vec<(AddressFamily, Vec<IpAddr>)>,
+}
+
+impl Services {
+    fn of<'a>(
+        listings: impl Iterator<Item = &'a Listing> + Clone,
+        nodes: &[Machine],
+    ) -> Result<Self> {
+        let vips = listings.clone().flat_map(Listing::vips).collect();
+        let mut listings = listings;
+        let listing = listings.next().context("there is a kube-proxy")?.clone();
+        let of_family = |&family| {
+            let addresses = nodes.iter().map(|node| address_of(node, family));
+            (family, addresses.collect())
+        };
+        Ok(Self {
+            vips,
+            backends: listing.families.iter().map(of_family).collect(),
+            listing,
+        })
+    }
+
+    fn of_number(&self, number: u32) -> Service {
+        Service {
+            name: format!("bench-{number}"),
+            vips: self.vips.clone(),
+            protocols: self.listing.protocols.clone(),
+            port: self.listing.port(number),
+            backends: self.backends.clone(),
+            target: PORT,
+        }
     }
 }
 
@@ -113,11 +213,31 @@ impl Service {
     /// Creates the objects.
     pub(crate) fn write(&self, writer: &mut writer::Writer) -> Result<()> {
         writer.create_service(&self.object(), &self.status())?;
-        let mut slices = self.backends.iter();
-        slices.try_for_each(|(family, backends)| {
-            let slice = self.slice(*family, backends);
-            writer.create(&writer::slices(NAMESPACE), &slice)
+        let path = writer::slices(NAMESPACE);
+        let mut slices = self.slices();
+        slices.try_for_each(|slice| writer.create(&path, &slice))
+    }
+
+    /// Writes the endpoints over those of before, as of a time (RFC 3339).
+    fn write_endpoints(&self, writer: &mut writer::Writer, now: &str) -> Result<()> {
+        let path = writer::slices(NAMESPACE);
+        let mut slices = self.slices();
+        slices.try_for_each(|mut slice| {
+            slice["metadata"]["annotations"] = json!({CHANGE_TIME: now});
+            writer.replace(&path, &slice)
         })
+    }
+
+    fn without_last_endpoint(mut self) -> Self {
+        for (_, backends) in &mut self.backends {
+            backends.pop();
+        }
+        self
+    }
+
+    fn slices(&self) -> impl Iterator<Item = Value> {
+        let slices = self.backends.iter();
+        slices.map(|(family, backends)| self.slice(*family, backends))
     }
 
     fn object(&self) -> Value {

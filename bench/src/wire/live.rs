@@ -21,7 +21,7 @@ const PROOF: (f64, f64) = (0.05, 2_000.0);
 
 impl Lab {
     /// Opens a load of live frames to a system, and proves that all of a few frames pass it.
-    pub(super) fn open_live(&self, system: System, load: &Load) -> Result<Live<'_>> {
+    pub fn open_live(&self, system: System, load: &Load) -> Result<Live<'_>> {
         let seed = self.scenario.seed;
         let path = self.path(system, load)?;
         let (seconds, rate) = PROOF;

@@ -121,15 +121,12 @@ fn requests_by_tcp_and_beside_live_frames_are_timed_and_af_xdp_sends() {
 
 #[test]
 fn an_event_happens_in_each_trial_and_is_undone_before_the_next() {
-    for (event, other) in [
-        ("agent-restart", ", kube-proxy-nftables"),
-        ("backend-change", ""),
-    ] {
+    for event in ["agent-restart", "backend-change", "other-services"] {
         let scratch = Scratch::new(event);
         let (scenario, out) = (scratch.path("event.yaml"), scratch.path("result"));
-        let systems = format!("direct, ours-nat{other}");
-        let own = SCENARIO.replace("direct, ours-ipip", &systems);
-        let own = own + &format!("event: {{ what: {event}, at: 0.1 }}\n");
+        let systems = "direct, ours-nat, kube-proxy-nftables, kube-proxy-iptables";
+        let own = SCENARIO.replace("direct, ours-ipip", systems);
+        let own = own + &format!("services: 20\nevent: {{ what: {event}, at: 0.1 }}\n");
         fs::write(&scenario, own).unwrap();
         let run = bench(&["run", &scenario, "--out", &out]);
         assert!(has_measured(&run), "{}", text(&run));
@@ -138,7 +135,7 @@ fn an_event_happens_in_each_trial_and_is_undone_before_the_next() {
         let [direct, balancers @ ..] = files.run.series.as_slice() else {
             panic!("{:?}", files.run.series);
         };
-        assert_eq!(balancers.len(), 1 + usize::from(!other.is_empty()));
+        assert_eq!(balancers.len(), 3);
         assert!(direct.trials.iter().all(|trial| trial.event.is_none()));
         for trial in balancers.iter().flat_map(|series| &series.trials) {
             let happened = trial.event.expect("it happens in each");

@@ -119,7 +119,7 @@ impl Claims {
     /// Claims that a removal breaks no connection, not even to the removed node.
     pub(crate) fn removal(&mut self, removal: &Removal) {
         let (removed, place) = &removal.removed;
-        let of_removed_broken = removal.of_removed - removal.of_removed_answered;
+        let of_removed_broken = removal.of_removed_broken();
         self.0.push(Claim {
             text: "removal breaks no connection".to_owned(),
             measured: format!(

@@ -117,7 +117,7 @@ pub(crate) fn removal(removal: &Removal) -> String {
         format!(
             "{}: {} broken, its pod is asked as a past owner",
             removal.of_removed,
-            removal.of_removed - removal.of_removed_answered
+            removal.of_removed_broken()
         ),
     );
     line(

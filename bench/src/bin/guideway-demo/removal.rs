@@ -47,8 +47,8 @@ pub(crate) struct Removal {
     pub(crate) moved: usize,
     /// Number of open connections to the removed node.
     pub(crate) of_removed: usize,
-    /// Number of these that went on, against the configuration.
-    pub(crate) of_removed_answered: usize,
+    /// Number of these that went on.
+    of_removed_answered: usize,
     /// Number of answers by node to requests that began after the change.
     pub(crate) answers_after: Vec<u64>,
     /// The first failure among these requests, and their number.
@@ -58,6 +58,11 @@ pub(crate) struct Removal {
 }
 
 impl Removal {
+    /// Returns the number of open connections to the removed node that broke.
+    pub(crate) fn of_removed_broken(&self) -> usize {
+        self.of_removed - self.of_removed_answered
+    }
+
     /// Removes a node's pod under traffic, observes the connections, and puts it back.
     pub(crate) fn run(cluster: &Cluster) -> Result<Self> {
         let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));

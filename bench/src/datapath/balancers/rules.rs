@@ -11,8 +11,8 @@ use std::{
 
 use anyhow::{Context, Result};
 use lab::{
-    Topology,
-    kubernetes::{ControlPlane, ProxyMode},
+    Machine, Process, Topology,
+    kubernetes::{ControlPlane, ProxyMode, wait_until_programmed},
     output,
 };
 
@@ -69,11 +69,16 @@ pub fn take(
     drop(gateway);
     progress("starting kube-proxy");
     let modes = [ProxyMode::Nftables, ProxyMode::Iptables];
-    for (edge, mode) in net.edges().iter().zip(modes) {
-        let machine = edge.namespace();
-        cluster.connect(machine)?;
+    let start = |(edge, mode): (&Machine, ProxyMode)| {
+        cluster.connect(edge.namespace())?;
         cluster.add_node(edge)?;
-        let _proxy = cluster.run_kube_proxy(machine, edge.label(), mode)?;
+        cluster.start_kube_proxy(edge.namespace(), edge.label(), mode)
+    };
+    let proxies = net.edges().iter().zip(modes).map(start);
+    let proxies: Vec<Process> = proxies.collect::<lab::Result<_>>()?;
+    for ((edge, mode), mut proxy) in net.edges().iter().zip(modes).zip(proxies) {
+        let machine = edge.namespace();
+        wait_until_programmed(machine, &mut proxy)?;
         let sources: &[(&str, &[&str], &str)] = match mode {
             ProxyMode::Nftables => &[("nft", &["list", "ruleset"], NFT)],
             ProxyMode::Iptables => &[

@@ -1,6 +1,7 @@
 //! The commands around results: `preflight`, `plan`, `run`, `report`, `verify`, `compare`.
 
 mod instructions;
+mod reflect;
 mod report;
 
 use std::{
@@ -25,6 +26,7 @@ use bench::{
 };
 
 pub(crate) use instructions::Instructions;
+pub(crate) use reflect::Reflect;
 pub(crate) use report::Report;
 use serde::Serialize;
 
@@ -57,6 +59,9 @@ A scenario:
       vlan: 7                     # tag of the frames: for direct, null-program and ours alone
     - generator: afxdp            # the same frames, made by this program and sent by an AF_XDP socket
       schedule: max
+    - generator: pktgen           # frames of the kernel's own generator, by UDP
+      threads: 2                  # on so many CPUs, each with a transmit queue
+      rate: 100000
     - generator: live
       rate: 5000000
       search: ndr                 # the highest rate up to this one without loss; or pdr, rfc2544
@@ -65,10 +70,33 @@ A scenario:
   seed: 1
   event: { what: agent-restart, at: 2 }   # in each trial, to Guideway's edges and kube-proxy; or backend-change
 
+Through devices that are not Guideway's, a scenario has in place of the first lines:
+  wire: ports                     # out by one network card, through a device under test, in by another one
+  ports:
+    client: { device: eth1, addresses: [192.0.2.10/24] }
+    backend: { device: eth2, addresses: [198.51.100.10/24, 198.51.100.11/24] }   # each address is a backend, at port 7000
+    networks: [203.0.113.0/24]    # that frames may go to, besides those of the cards
+  systems: [direct, router]       # only one is up at a time
+  under_test:
+    - { name: direct, to: [198.51.100.10] }     # where flows go; without a port, to port 7000
+    - name: router
+      up: ssh router ./up.sh      # a command of a shell, which ends once it is done
+      check: ping -c 1 -W 1 203.0.113.1   # tried until it succeeds
+      down: ssh router ./down.sh  # before it is up, too: after a run that was killed
+      via: [192.0.2.1]            # next hop of the client's card; without one, targets are on the cable
+      back: [198.51.100.1]        # that of the backends' card
+      to: [203.0.113.1:80]
+A card with `given_up: true` is there for tests alone: it may have the default route or the address of the login, and
+frames may leave by it to any address. With another machine as the far end, which runs `guideway-bench reflect`:
+  wire: reflector
+  ports:
+    client: { device: eth1, addresses: [192.0.2.10/24] }
+    reflector: [198.51.100.10, 198.51.100.11]   # its addresses, in its order
+
 ";
 
 /// How a run may end.
-const OF_RUN: [Exit; 12] = [
+const OF_RUN: [Exit; 13] = [
     Exit::Success,
     Exit::Failed,
     Exit::Usage,
@@ -80,16 +108,18 @@ const OF_RUN: [Exit; 12] = [
     Exit::Settings,
     Exit::NoRights,
     Exit::NoNativeXdp,
+    Exit::NoPktgen,
     Exit::Unable,
 ];
 /// How a preflight may end.
-const OF_PREFLIGHT: [Exit; 7] = [
+const OF_PREFLIGHT: [Exit; 8] = [
     Exit::Success,
     Exit::Failed,
     Exit::Usage,
     Exit::Noisy,
     Exit::Settings,
     Exit::NoRights,
+    Exit::NoPktgen,
     Exit::Unable,
 ];
 

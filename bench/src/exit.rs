@@ -4,6 +4,7 @@ use std::{fmt::Write as _, process::ExitCode};
 
 use crate::{
     host::Hindrance,
+    load::pktgen::PktgenError,
     preflight::{Noisy, Unable},
     report::wrong_packets,
     result::{OF_FULL_TABLE, Run},
@@ -42,6 +43,8 @@ pub enum Exit {
     NoRights = 11,
     /// On a device whose driver runs no XDP.
     NoNativeXdp = 12,
+    /// On a kernel without pktgen, or with one that others use.
+    NoPktgen = 13,
     /// On a machine that lacks something else.
     Unable = 77,
 }
@@ -51,7 +54,7 @@ const SENT: f64 = 0.99;
 
 impl Exit {
     /// All codes.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Success,
         Self::Failed,
         Self::Usage,
@@ -65,6 +68,7 @@ impl Exit {
         Self::Settings,
         Self::NoRights,
         Self::NoNativeXdp,
+        Self::NoPktgen,
         Self::Unable,
     ];
 
@@ -95,6 +99,9 @@ impl Exit {
             Self::Settings => "`kernel.bpf_stats_enabled` is on, or the BPF JIT is off",
             Self::NoRights => "no rights to load BPF programs and make network namespaces",
             Self::NoNativeXdp => "no native XDP: the driver of a device runs none",
+            Self::NoPktgen => {
+                "no pktgen: the kernel has none, too few CPUs for its threads, or others use it"
+            }
             Self::Unable => {
                 "this machine cannot run it: programs or parts of the kernel are missing"
             }
@@ -120,6 +127,7 @@ impl Exit {
             }
             Self::NoRights => "run it as root",
             Self::NoNativeXdp => "a device or kernel whose driver has it",
+            Self::NoPktgen => "`modprobe pktgen`, fewer threads, or the generator `live`",
             Self::Unable => "the message names each with its remedy",
         }
     }
@@ -152,6 +160,8 @@ impl Exit {
                 Some(Self::LinkDown)
             } else if let Some(lab::Error::NoNativeXdp { .. }) = cause.downcast_ref() {
                 Some(Self::NoNativeXdp)
+            } else if let Some(error) = cause.downcast_ref::<PktgenError>() {
+                error.is_of_machine().then_some(Self::NoPktgen)
             } else {
                 None
             }
@@ -248,6 +258,7 @@ mod tests {
             (anyhow!(Noisy { lost: 0.5 }), Exit::Noisy),
             (anyhow!(LinkDown("edge0: eth0".to_owned())), Exit::LinkDown),
             (anyhow!(no_xdp), Exit::NoNativeXdp),
+            (anyhow!(PktgenError::Missing), Exit::NoPktgen),
         ] {
             assert_eq!(of(cause), expected);
         }

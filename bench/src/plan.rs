@@ -14,9 +14,9 @@ use xdp_prog::bench::{DISTINCT_FLOWS, NEW_FLOW, NUMBER_LENGTH};
 
 use crate::{
     datapath::Protocol,
-    load::{Asked, frame::Framing, message::Form, numbered, sockets::Requests},
+    load::{Asked, frame::Framing, message::Form, numbered, pktgen, sockets::Requests},
     probe::{Key, Ledger, PROBE_LENGTH},
-    scenario::{Load, Scenario},
+    scenario::{GeneratorKind, Load, Scenario},
     wire::{PlannedSeries, planned},
 };
 
@@ -260,8 +260,17 @@ impl<'a> Payloads<'a> {
     fn next(&mut self, flow: u32, due: u64, length: usize) -> Vec<u8> {
         let load = &self.series.load;
         let (mut payload, least) = if load.generator.makes_frames() {
-            let number = [&[0; 2][..], &self.number.to_be_bytes()].concat();
-            (number, NUMBER_LENGTH)
+            match load.generator {
+                // Its numbers begin with 1; the time behind them is left out.
+                GeneratorKind::Pktgen => {
+                    let number = (self.number + 1).to_be_bytes();
+                    ([pktgen::MAGIC, number].concat(), pktgen::HEADER_LENGTH)
+                }
+                _ => {
+                    let number = self.number.to_be_bytes();
+                    ([&[0; 2][..], &number].concat(), NUMBER_LENGTH)
+                }
+            }
         } else {
             (self.ledger.prepare(flow, due).to_vec(), PROBE_LENGTH)
         };

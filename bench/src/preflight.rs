@@ -4,7 +4,14 @@ use std::{env, path::Path};
 
 use lab::kubernetes::{self, ProxyMode};
 
-use crate::{environment, exit::Exit, host, scenario::Scenario};
+use crate::{
+    environment,
+    exit::Exit,
+    host,
+    load::pktgen::{self, PktgenError},
+    scenario::{GeneratorKind, Scenario},
+    wire::reasons_against,
+};
 
 /// The programs of a control plane with kube-proxy.
 const CLUSTER: [&str; 4] = ["etcd", "kube-apiserver", "kubectl", "kube-proxy"];
@@ -100,6 +107,28 @@ pub fn check(scenario: &Scenario, guideway: &Path) -> Result<(), Unable> {
                 "kube-proxy and its cluster need {tool}: run `deploy/setup.sh test`"
             ))
         }));
+    }
+    let cards = scenario.ports.iter();
+    let cards = cards.flat_map(|ports| [Some(&ports.client), ports.backend.as_ref()]);
+    if scenario.ports.is_some() && !is_in_path("ip") {
+        let text = "network cards need ip: install iproute2".to_owned();
+        obstacles.push(unable(text));
+    } else {
+        let reasons = cards.flatten().flat_map(reasons_against);
+        obstacles.extend(reasons.map(|text| Obstacle {
+            text,
+            exit: Exit::Usage,
+        }));
+    }
+    let generators = scenario.loads.iter().map(|load| load.generator);
+    let uses_pktgen = generators
+        .into_iter()
+        .any(|one| one == GeneratorKind::Pktgen);
+    if uses_pktgen && !Path::new(pktgen::ROOT).join("pgctrl").exists() {
+        obstacles.push(Obstacle {
+            text: PktgenError::Missing.to_string(),
+            exit: Exit::NoPktgen,
+        });
     }
     if obstacles.is_empty() {
         return Ok(());

@@ -29,7 +29,7 @@ use crate::{
     },
     scenario::{Background, Event, Load, Scenario, SearchKind, System},
     stats::rounded,
-    wire::{Lab, Wire, counted_between},
+    wire::{self, Wire, counted_between},
 };
 
 pub use record::record;
@@ -94,13 +94,13 @@ pub fn run(options: &Options, show_progress: &(dyn Fn(&str) + Sync)) -> Result<F
     }
     let mut session = Session::start(options, scenario)?;
     show_progress("bringing the systems up");
-    let lab = Lab::start(&session.run.scenario, &options.guideway, show_progress)?;
+    let wire = wire::start(&session.run.scenario, &options.guideway, show_progress)?;
     let mut generators = session
-        .open_series(&lab)
+        .open_series(wire.as_ref())
         .context("proving that the systems answer")?;
     for (index, generator) in generators.iter_mut().enumerate() {
         show_progress("warming up");
-        session.measure(&lab, generator.as_mut(), index, 0)?;
+        session.measure(wire.as_ref(), generator.as_mut(), index, 0)?;
     }
     let rounds = session.run.scenario.rounds;
     for round in session.measured + 1..=rounds {
@@ -112,7 +112,7 @@ pub fn run(options: &Options, show_progress: &(dyn Fn(&str) + Sync)) -> Result<F
         }
         for (place, index) in (1..).zip(order) {
             let generator = generators[index].as_mut();
-            let (mut trial, intervals) = session.measure(&lab, generator, index, round)?;
+            let (mut trial, intervals) = session.measure(wire.as_ref(), generator, index, round)?;
             trial.place = place;
             session.keep(index, trial, intervals);
         }
@@ -184,8 +184,8 @@ impl Session {
     }
 
     fn begin_series(&mut self, wire: &dyn Wire, name: String, system: System, load: &Load) {
-        let streams = load.generator.streams().iter();
-        let empty = streams.map(|&stream| (stream, Vec::new()));
+        let streams = self.run.scenario.streams(load).into_iter();
+        let empty = streams.map(|stream| (stream, Vec::new()));
         self.streams.insert(name.clone(), empty.collect());
         self.run.series.push(Series {
             name,
@@ -238,7 +238,7 @@ impl Session {
         };
         let (after, carriers_after) = read()?;
         let at = self.since_start(given.start);
-        let (mut trial, streams) = record(&given, series.load.generator.streams(), round, at);
+        let (mut trial, streams) = record(&given, &scenario.streams(&series.load), round, at);
         trial.drops = counted_between(&before[0], &after[0]);
         trial.queues = counted_between(&before[1], &after[1]);
         trial.carrier_changes = counted_between(&carriers, &carriers_after);

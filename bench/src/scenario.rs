@@ -18,11 +18,12 @@
 //! before the whole file is right.
 
 mod load;
+mod ports;
 mod read;
+mod system;
 
 use std::fmt;
 
-use lab::kubernetes::ProxyMode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -32,9 +33,11 @@ pub use load::{
     AddressFamily, Background, Exchange, FlowOrder, FrameSize, GeneratorKind, LARGEST_FRAME, Load,
     SMALLEST_FRAME, Schedule, SearchKind, Segment,
 };
+pub use ports::{BACKEND_PORT, Commands, Port, Ports, UnderTest, hop_of};
 pub use read::{Problem, ScenarioError};
+pub use system::{DeviceName, System};
 
-use crate::datapath::Protocol;
+use crate::{datapath::Protocol, result::Stream};
 
 /// Fewest rounds: the 95 % interval of a median lies within the samples from six on.
 pub const LEAST_ROUNDS: u32 = 6;
@@ -67,6 +70,26 @@ pub struct Scenario {
     pub seed: u64,
     /// What happens to systems in each trial.
     pub event: Option<Event>,
+    /// The network cards of the wires `ports` and `reflector`; `null` with others.
+    pub ports: Option<Ports>,
+    /// The devices under test of these wires.
+    pub under_test: Vec<UnderTest>,
+}
+
+impl Scenario {
+    /// Returns the quantities that are measured of each request of a load. Another machine has another clock: when it has
+    /// read a request is not known here.
+    pub fn streams(&self, load: &Load) -> Vec<Stream> {
+        let all = load.generator.streams().iter().copied();
+        all.filter(|stream| self.wire != WireKind::Reflector || *stream != Stream::Forward)
+            .collect()
+    }
+
+    /// Returns the device under test that a system is; `None` for one that a run sets up itself.
+    pub fn device_of(&self, system: System) -> Option<&UnderTest> {
+        let name = system.to_string();
+        self.under_test.iter().find(|one| one.name == name)
+    }
 }
 
 /// Something that happens to the balancer of a system while a trial runs. After the trial, all is as before.
@@ -104,6 +127,10 @@ impl EventKind {
 pub enum WireKind {
     /// Namespaces of this machine, connected by veth and a bridge.
     Lab,
+    /// Two network cards of this machine: out by one, through a device under test, in by the other.
+    Ports,
+    /// A network card of this machine, and another machine that answers.
+    Reflector,
     /// A veth pair with the program under test at one end: that of `guideway-bench datapath` alone.
     Pair,
 }
@@ -112,6 +139,8 @@ impl fmt::Display for WireKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Lab => "lab",
+            Self::Ports => "ports",
+            Self::Reflector => "reflector",
             Self::Pair => "pair",
         })
     }
@@ -119,71 +148,11 @@ impl fmt::Display for WireKind {
 
 impl Named for WireKind {
     /// Those that a scenario can ask for.
-    const NAMES: &'static [(&'static str, Self)] = &[("lab", Self::Lab)];
-}
-
-/// A system to measure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum System {
-    /// Nothing between client and backend but the router.
-    Direct,
-    /// One machine more, which only routes.
-    Routing,
-    /// An XDP program that looks at nothing, and sends what comes on to one node.
-    NullProgram,
-    /// Guideway: an edge with IPIP, nodes that decapsulate, replies straight to the client.
-    OursIpip,
-    /// Guideway: an edge that rewrites MAC addresses, replies straight to the client.
-    OursL2dsr,
-    /// Guideway: an edge with NAT, through which replies go too.
-    OursNat,
-    /// Guideway: NodePorts of an edge, IPIP to nodes, which hand packets to their pods; replies straight to the client.
-    OursNodeport,
-    /// The real kube-proxy in nftables mode.
-    KubeProxyNftables,
-    /// The real kube-proxy in iptables mode.
-    KubeProxyIptables,
-}
-
-impl System {
-    /// Tells whether the system is Guideway.
-    pub fn is_ours(self) -> bool {
-        matches!(
-            self,
-            Self::OursIpip | Self::OursL2dsr | Self::OursNat | Self::OursNodeport
-        )
-    }
-
-    /// Tells whether the system balances: that it chooses one of several backends.
-    pub fn balances(self) -> bool {
-        !matches!(self, Self::Direct | Self::Routing | Self::NullProgram)
-    }
-
-    /// Tells whether the system sends frames on by XDP, before the stack sees them.
-    pub fn is_xdp(self) -> bool {
-        self.is_ours() || self == Self::NullProgram
-    }
-
-    /// Tells whether the system passes frames with a VLAN tag, which a machine's stack takes for a VLAN's alone.
-    pub fn takes_tags(self) -> bool {
-        self.is_xdp() || self == Self::Direct
-    }
-
-    /// Returns the mode of the system's kube-proxy; `None` if it has none.
-    pub fn proxy_mode(self) -> Option<ProxyMode> {
-        match self {
-            Self::KubeProxyNftables => Some(ProxyMode::Nftables),
-            Self::KubeProxyIptables => Some(ProxyMode::Iptables),
-            Self::Direct
-            | Self::Routing
-            | Self::NullProgram
-            | Self::OursIpip
-            | Self::OursL2dsr
-            | Self::OursNat
-            | Self::OursNodeport => None,
-        }
-    }
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("lab", Self::Lab),
+        ("ports", Self::Ports),
+        ("reflector", Self::Reflector),
+    ];
 }
 
 /// A type whose values have names in scenarios.
@@ -213,18 +182,12 @@ names! {
         "backend-change": Self::BackendChange,
         "other-services": Self::OtherServices
     }
-    System {
-        "direct": Self::Direct,
-        "routing": Self::Routing,
-        "null-program": Self::NullProgram,
-        "ours-ipip": Self::OursIpip,
-        "ours-l2dsr": Self::OursL2dsr,
-        "ours-nat": Self::OursNat,
-        "ours-nodeport": Self::OursNodeport,
-        "kube-proxy-nftables": Self::KubeProxyNftables,
-        "kube-proxy-iptables": Self::KubeProxyIptables
+    GeneratorKind {
+        "sockets": Self::Sockets,
+        "live": Self::Live,
+        "afxdp": Self::Afxdp,
+        "pktgen": Self::Pktgen
     }
-    GeneratorKind { "sockets": Self::Sockets, "live": Self::Live, "afxdp": Self::Afxdp }
     Exchange { "rr": Self::Rr, "crr": Self::Crr, "connect": Self::Connect, "http": Self::Http }
     Segment { "data": Self::Data, "syn": Self::Syn }
     AddressFamily { "ipv4": Self::Ipv4, "ipv6": Self::Ipv6 }

@@ -28,6 +28,7 @@ pub(crate) mod kube_proxy;
 mod live;
 mod null;
 mod planned;
+mod ports;
 
 use std::{
     collections::BTreeMap,
@@ -46,11 +47,13 @@ pub use self::{
     carriers::LinkDown,
     drops::{Counts, counted_between},
     planned::{PlannedSeries, planned},
+    ports::{Reflector, reasons_against},
 };
 use self::{
     addresses::{FIRST_CLIENT_PORT, Listing, first_node, routed},
     kube_proxy::Cluster,
     null::Null,
+    ports::Cards,
 };
 use crate::{
     load::{
@@ -59,7 +62,7 @@ use crate::{
         sockets::Backends,
     },
     probe::Key,
-    scenario::{AddressFamily, EventKind, GeneratorKind, Load, Scenario, System},
+    scenario::{AddressFamily, EventKind, GeneratorKind, Load, Scenario, System, WireKind},
 };
 
 /// Number of backends of a system.
@@ -125,6 +128,22 @@ pub trait Wire: Sync {
     ///
     /// [`LinkDown`] when one has none.
     fn carriers(&self, system: System) -> Result<Counts>;
+}
+
+/// Builds the wire of a scenario.
+///
+/// # Errors
+///
+/// When the caller is not root, a program or a network card is missing, or a system does not come up.
+pub fn start(
+    scenario: &Scenario,
+    guideway: &Path,
+    show_progress: &(dyn Fn(&str) + Sync),
+) -> Result<Box<dyn Wire>> {
+    Ok(match scenario.wire {
+        WireKind::Ports | WireKind::Reflector => Box::new(Cards::start(scenario)?),
+        WireKind::Lab | WireKind::Pair => Box::new(Lab::start(scenario, guideway, show_progress)?),
+    })
 }
 
 /// The machines, and what runs on them.
@@ -282,7 +301,8 @@ impl Lab {
             }
             let (number, backends) = (u16::try_from(number)?, &self.backends);
             let (marks, arrivals) = (backends.marks, &backends.arrivals);
-            let responder = Responder::start(node, &addresses, number, marks, arrivals)?;
+            let responder =
+                Responder::start(node.namespace(), &addresses, number, marks, arrivals)?;
             responders.push(responder);
         }
         self._responders = responders;
@@ -355,7 +375,9 @@ impl Wire for Lab {
     fn open(&self, system: System, load: &Load) -> Result<Box<dyn Generator + '_>> {
         let generator: Box<dyn Generator + '_> = match load.generator {
             GeneratorKind::Sockets => self.open_requests(system, load)?,
-            GeneratorKind::Live | GeneratorKind::Afxdp => Box::new(self.open_live(system, load)?),
+            GeneratorKind::Live | GeneratorKind::Afxdp | GeneratorKind::Pktgen => {
+                Box::new(self.open_live(system, load)?)
+            }
         };
         Ok(match Goal::of(load.search) {
             Some(goal) => Box::new(Searching::new(generator, goal)),

@@ -35,7 +35,13 @@ fn measure(net: &Topology, seconds: f64) -> Result<Trial> {
         arrivals: Arrivals::default(),
     };
     let at = SocketAddr::new(node.v4(), PORT);
-    let _responder = Responder::start(node, &[at], 0, backends.marks, &backends.arrivals)?;
+    let _responder = Responder::start(
+        node.namespace(),
+        &[at],
+        0,
+        backends.marks,
+        &backends.arrivals,
+    )?;
     let load = &Scenario::parse(SCENARIO)?.loads[0];
     let open = |_| {
         let socket = client

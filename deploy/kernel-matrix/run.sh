@@ -10,15 +10,15 @@
 # its packet cases and, for the newest kernel, control's end-to-end tests over
 # devices that the running kernel may lack. One machine more has a clock that counts
 # instructions as nanoseconds, so that no busy host makes anything late there: bench's
-# test of times. Kernels are Debian's, unpacked into
+# tests of times and of the kernel's generator pktgen. Kernels are Debian's, unpacked into
 # the user's cache and not installed; GUIDEWAY_MATRIX_REFRESH=1 looks for newer
 # ones. They come from the Debian mirror that apt knows, or GUIDEWAY_DEBIAN_MIRROR:
 # where there is neither, as on Ubuntu, the matrix is skipped with a word, and with
 # GUIDEWAY_CI=1 that is a failure.
 #
-# With GUIDEWAY_MATRIX_ICOUNT=1, there is one machine, with the newest kernel, one CPU and a
-# clock that counts instructions as nanoseconds. It has other load balancers too, and all that
-# payloads print is shown. They find the directory GUIDEWAY_MATRIX_FILES, if given, as /files.
+# With GUIDEWAY_MATRIX_ICOUNT=1, there is one machine, with the newest kernel, one CPU (or
+# GUIDEWAY_MATRIX_CPUS) and a clock that counts instructions as nanoseconds. It has other load
+# balancers too, and all that payloads print is shown. They find the directory GUIDEWAY_MATRIX_FILES, if given, as /files.
 # GUIDEWAY_MATRIX_ARGUMENTS are the arguments of all payloads.
 set -eu
 # The messages of apt and others are read.
@@ -32,7 +32,7 @@ PATH="$PATH:/usr/sbin:/sbin"
 CACHE="${XDG_CACHE_HOME:-$HOME/.cache}/guideway/kernel-matrix"
 KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 # What payloads may use beyond the kernel's own parts.
-MODULES="veth bridge 8021q bonding ipip sit ip6_tunnel sctp sch_ingress sch_netem cls_bpf nft_chain_nat nft_masq"
+MODULES="veth bridge 8021q bonding ipip sit ip6_tunnel sctp pktgen sch_ingress sch_netem cls_bpf nft_chain_nat nft_masq"
 PROGRAMS="bridge ip nft tc"
 if [ -n "${GUIDEWAY_MATRIX_ICOUNT:-}" ]; then
     # What IPVS and kube-proxy's rules need: nothing loads a module there when it is asked for.
@@ -162,14 +162,14 @@ busybox() {
 # features, cargo would build what they depend on once more.
 default_payloads() {
     cargo build --locked --workspace --example verify --example egress
-    cargo test --locked --workspace --test packets --test devices --test netem --no-run 2>"$work/cargo" || {
+    cargo test --locked --workspace --test packets --test devices --test netem --test pktgen --no-run 2>"$work/cargo" || {
         cat "$work/cargo" >&2
         die "the test programs cannot be built"
     }
     cat "$work/cargo"
     payloads="$TARGET/debug/examples/verify $TARGET/debug/examples/egress $(executable packets)"
     newest=$(executable devices)
-    timed=$(executable netem)
+    timed="$(executable netem) $(executable pktgen)"
     [ -x "$BUILT" ] || die "cargo has not built $BUILT, which the tests start"
 }
 
@@ -277,7 +277,7 @@ start() {
     machines="$machines $machine"
 }
 
-# boot KERNEL
+# boot KERNEL: with $icount CPUs whose clock counts instructions, if that is set.
 boot() {
     # Emulated (tcg): nested KVM aborts on some hosts, and a boot takes seconds only.
     # One thread for both CPUs: with two, code that Linux patches (int3) was seen to trap late.
@@ -285,7 +285,7 @@ boot() {
     # -no-reboot: both `reboot` at the end of init and a panic end qemu.
     # nice: tests beside it watch the clock, and nobody watches a machine's.
     cpus="-smp 2"
-    [ -z "$icount" ] || cpus="-smp 1 -icount shift=0,sleep=off"
+    [ -z "$icount" ] || cpus="-smp $icount -icount shift=0,sleep=off"
     # shellcheck disable=SC2086 # options
     timeout "$DEADLINE_S" nice -n 5 qemu-system-x86_64 \
         -accel tcg,thread=single -cpu max $cpus -m 2G \
@@ -348,7 +348,7 @@ for entry in $MATRIX_KERNELS; do
     kernels="$kernels $kernel"
 done
 [ -n "$kernels" ] || die "MATRIX_KERNELS names no kernel"
-icount=${GUIDEWAY_MATRIX_ICOUNT:-}
+icount=${GUIDEWAY_MATRIX_ICOUNT:+${GUIDEWAY_MATRIX_CPUS:-1}}
 [ -z "$icount" ] || kernels=${kernels##* }
 newest=
 timed=
@@ -364,8 +364,10 @@ for kernel in $kernels; do
     start "${kernel##*/}" "$kernel" $payloads
 done
 if [ -n "$timed" ]; then
-    icount=1
-    start "${kernel##*/}-icount" "$kernel" "$timed"
+    # pktgen has a thread for each.
+    icount=2
+    # shellcheck disable=SC2086 # a list of paths
+    start "${kernel##*/}-icount" "$kernel" $timed
 fi
 printf '%-28s %8s  %s\n' kernel boot result >"$work/table"
 failed=0

@@ -70,7 +70,7 @@ pub mod map {
     pub const FLOWS: &str = "FLOWS";
     /// Array of one [`super::Pace`].
     pub const PACE: &str = "PACE";
-    /// Array of one [`super::Counted`].
+    /// Array of one [`super::Counted`] for each CPU: frames may come in on several.
     pub const COUNTED: &str = "COUNTED";
     /// Array of one [`super::Macs`].
     pub const MACS: &str = "MACS";
@@ -207,7 +207,7 @@ pub struct Macs {
 }
 
 /// Client ports per client address.
-const PORTS_PER_CLIENT: u32 = 64;
+pub const PORTS_PER_CLIENT: u32 = 64;
 /// The lowest client port.
 const FIRST_PORT: u16 = 32_768;
 

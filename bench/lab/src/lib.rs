@@ -77,7 +77,7 @@ pub use pod::pod_addresses;
 pub use priority::{run_first, run_when_idle};
 pub use process::{Process, output};
 pub use raw::RawSocket;
-pub use registry::sweep;
+pub use registry::{AtEnd, at_end, sweep};
 pub use route::{Cidr, Route};
 pub use stopwatch::Stopwatch;
 pub use stub::stub_object;

@@ -32,16 +32,20 @@ pub(crate) const NAMES: &str = "/run/netns";
 const PREFIX: &str = "gw-";
 const RESIDENTS_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The names of this process's namespaces.
-#[derive(Debug)]
+/// The names of this process's namespaces, and what else is to be done in the end.
 pub(crate) struct Registry {
     created: u32,
     names: Vec<String>,
+    /// By number, in the order in which they were asked for.
+    tasks: Vec<(u32, Task)>,
 }
+
+type Task = Box<dyn FnOnce() + Send>;
 
 static REGISTRY: Mutex<Registry> = Mutex::new(Registry {
     created: 0,
     names: Vec::new(),
+    tasks: Vec::new(),
 });
 static PREPARED: Once = Once::new();
 
@@ -71,6 +75,36 @@ impl Registry {
     pub(crate) fn remove(&mut self, name: &str) -> io::Result<()> {
         self.names.retain(|known| known != name);
         remove_namespace(name)
+    }
+}
+
+/// Something that is done once: on drop, or when a signal ends this process. After SIGKILL nobody does it.
+#[derive(Debug)]
+#[must_use = "it is done at once without a guard"]
+pub struct AtEnd(u32);
+
+/// Has something done at the end, before this process's namespaces are removed; what was asked for last is done first. It
+/// must not make or remove a namespace.
+pub fn at_end(task: impl FnOnce() + Send + 'static) -> AtEnd {
+    let mut registry = lock();
+    registry.created += 1;
+    let number = registry.created;
+    registry.tasks.push((number, Box::new(task)));
+    AtEnd(number)
+}
+
+impl Drop for AtEnd {
+    fn drop(&mut self) {
+        let mut registry = lock();
+        let place = registry
+            .tasks
+            .iter()
+            .position(|(number, _)| *number == self.0);
+        let task = place.map(|place| registry.tasks.remove(place));
+        // A signal waits until it is done.
+        if let Some((_, task)) = task {
+            task();
+        }
     }
 }
 
@@ -104,7 +138,10 @@ fn watch_signals() -> io::Result<()> {
         .spawn(move || {
             for signal in signals.forever() {
                 // The lock is kept until the process ends, so that no thread creates another namespace.
-                let registry = lock();
+                let mut registry = lock();
+                while let Some((_, task)) = registry.tasks.pop() {
+                    task();
+                }
                 for name in &registry.names {
                     if let Err(error) = remove_namespace(name) {
                         eprintln!("lab: cannot remove the namespace {name}: {error}");

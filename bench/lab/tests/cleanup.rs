@@ -103,3 +103,35 @@ fn what_a_killed_process_left_is_removed_by_the_next() {
     lab::sweep();
     assert_gone(pid, &program);
 }
+
+#[test]
+fn what_is_to_be_done_at_the_end_is_done_once_and_on_a_signal_too() {
+    if let Some(file) = env::var_os(CHILD) {
+        let note = move |word: &'static str| {
+            let file = file.clone();
+            lab::at_end(move || {
+                let before = fs::read_to_string(&file).unwrap_or_default();
+                fs::write(&file, before + word).unwrap();
+            })
+        };
+        drop(note("dropped "));
+        let _guards = [note("first"), note("last ")];
+        println!("\nholding on");
+        loop {
+            thread::park();
+        }
+    }
+    let test = "what_is_to_be_done_at_the_end_is_done_once_and_on_a_signal_too";
+    let file = env::temp_dir().join(format!("guideway-lab-{}-end", std::process::id()));
+    let mut command = Command::new(env::current_exe().unwrap());
+    command
+        .args([test, "--exact", "--nocapture"])
+        .env(CHILD, &file);
+    let mut holder = Process::spawn(&mut command).unwrap();
+    holder.wait_for_line("holding on", TIMEOUT).unwrap();
+    holder.signal(Signal::SIGINT).unwrap();
+    holder.wait(TIMEOUT).unwrap();
+    let noted = fs::read_to_string(&file).unwrap();
+    fs::remove_file(&file).unwrap();
+    assert_eq!(noted, "dropped last first");
+}

@@ -28,6 +28,8 @@ pub fn of(report: &Report, command: String, started: Duration) -> Result<Files> 
         rounds: 1,
         seed: 1,
         event: None,
+        ports: None,
+        under_test: Vec::new(),
     };
     let mut run = run::ended_run(scenario, command, started);
     let all = report.scenarios.iter().flat_map(|one| &one.figures);

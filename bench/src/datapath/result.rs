@@ -51,6 +51,8 @@ pub fn of(report: &Report, options: &Options, command: String, started: Duration
         rounds: u32::try_from(options.rounds)?,
         seed: 1,
         event: None,
+        ports: None,
+        under_test: Vec::new(),
     };
     let mut run = run::ended_run(scenario, command, started);
     run.measurements = costs(report);

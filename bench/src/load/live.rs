@@ -9,7 +9,8 @@
 //! path, and little is lost. Frames have right checksums, and a tag and a number at the start of their payload. The
 //! sink hands all frames without the tag on, ARP among them.
 //!
-//! The generator `afxdp` differs in one thing: this program makes the frames, and a port sends them (module `afxdp`).
+//! The generator `afxdp` differs in one thing: this program makes the frames, and a port sends them (module `afxdp`). The
+//! generator `pktgen` makes frames of its own, whose numbers the same sink reads (module `pktgen`).
 
 use std::{
     net::SocketAddr,
@@ -20,7 +21,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use aya::{
     Ebpf, EbpfLoader, Pod,
-    maps::{Array, MapData},
+    maps::{Array, MapData, PerCpuArray, PerCpuValues},
     programs::{
         SchedClassifier, TcAttachType, TestRun, TestRunAttrs, TestRunOptions, Xdp, XdpMode,
         tc::SchedClassifierLinkId, xdp::XdpLinkId,
@@ -33,6 +34,7 @@ use super::{
     Asked, Generator, Trial, afxdp,
     frame::Framing,
     numbered::{frames_in, interval, listed, offsets, templates},
+    pktgen::{self, Sending},
     sockets::now_ns,
 };
 use crate::{
@@ -111,6 +113,10 @@ impl<'a> Live<'a> {
         let listed = listed(load);
         let flows = load.flows_of(listed as usize, seed);
         let at = offsets(&path.services, path.macs, load);
+        let (tag_at, tag) = match load.generator {
+            GeneratorKind::Pktgen => pktgen::TAG,
+            _ => (0, tag),
+        };
         let untagged = if path.untags {
             Framing::of(path.macs, load).tag_length()
         } else {
@@ -143,7 +149,7 @@ impl<'a> Live<'a> {
                 ..Pace::default()
             },
             nothing: Counted {
-                tag_at: u32::try_from(at.payload + path.outer - untagged)?,
+                tag_at: u32::try_from(at.payload + tag_at + path.outer - untagged)?,
                 tag: tag.into(),
                 ..Counted::default()
             },
@@ -195,17 +201,29 @@ impl<'a> Live<'a> {
 
     /// Sends frames. Returns when that began, how long it took, with a rate by the clock and else in core time, and the
     /// state of the generator at the end.
-    fn send(&mut self, Asked { rate, seconds, .. }: Asked) -> Result<(u64, f64, Pace)> {
+    fn send(&mut self, asked: Asked) -> Result<(u64, f64, Pace)> {
+        let Asked { rate, seconds, .. } = asked;
         let start = now_ns();
         self.pace.due = start;
         self.pace.interval = rate.map_or(0, interval);
         self.pace.limit = rate.map_or(u32::MAX, |rate| frames_in(seconds, rate));
-        let (took, pace) = if self.load.generator == GeneratorKind::Afxdp {
-            let (out, pace) = (&self.path.out, self.pace);
-            let send = || afxdp::send(out.name(), (&self.frames, &self.flows), pace, seconds);
-            out.namespace().run(send)?
-        } else {
-            self.send_from_kernel(seconds)?
+        let (out, pace) = (&self.path.out, self.pace);
+        let (took, pace) = match self.load.generator {
+            GeneratorKind::Afxdp => out
+                .namespace()
+                .run(|| afxdp::send(out.name(), (&self.frames, &self.flows), pace, seconds))?,
+            GeneratorKind::Pktgen => {
+                let sending = Sending {
+                    interface: out.name(),
+                    macs: self.path.macs,
+                    services: &self.path.services,
+                    load: &self.load,
+                };
+                let root = std::path::Path::new(pktgen::ROOT);
+                out.namespace()
+                    .run(|| pktgen::send(root, &sending, asked, pace))?
+            }
+            GeneratorKind::Sockets | GeneratorKind::Live => self.send_from_kernel(seconds)?,
         };
         Ok((start, took, pace))
     }
@@ -247,11 +265,17 @@ impl<'a> Live<'a> {
         self.path.out.namespace().run(send)
     }
 
+    /// Tells whether the numbers of the frames rise: those of several devices of pktgen have no order among each other.
+    fn has_one_sequence(&self) -> bool {
+        self.load.generator != GeneratorKind::Pktgen
+            || pktgen::has_one_sequence(&self.load, self.path.services.len())
+    }
+
     /// Returns what the sink has counted, when nothing more comes.
     fn await_count(&self, sent: u64) -> Result<Counted> {
         let deadline = Instant::now() + GRACE;
         loop {
-            let counted: Counted = entry(&self.object, map::COUNTED)?;
+            let counted = counted(&self.object)?;
             if counted.received >= sent || Instant::now() >= deadline {
                 return Ok(counted);
             }
@@ -273,7 +297,7 @@ impl<'a> Live<'a> {
         asked: Asked,
         work: impl FnOnce() -> T + Send,
     ) -> Result<(Trial, T)> {
-        fill(&mut self.object, map::COUNTED, &[self.nothing])?;
+        set_counted(&mut self.object, self.nothing)?;
         let attached = self.attach()?;
         let (outcome, done) = thread::scope(|scope| {
             let beside = scope.spawn(work);
@@ -295,12 +319,19 @@ impl<'a> Live<'a> {
             requests: Vec::new(),
             under_way_ns: None,
             tally: Tally {
-                offered: asked.rate.map_or(sent, |_| self.pace.limit.into()),
+                // Each device of pktgen sends a frame at least.
+                offered: asked
+                    .rate
+                    .map_or(sent, |_| sent.max(self.pace.limit.into())),
                 sent,
                 received,
                 lost: sent - received,
                 duplicates: counted.received - received,
-                reordered: counted.reordered,
+                reordered: if self.has_one_sequence() {
+                    counted.reordered
+                } else {
+                    0
+                },
                 ..Tally::default()
             },
             shares: Vec::new(),
@@ -331,6 +362,33 @@ fn entry<T: Pod>(object: &Ebpf, name: &str) -> Result<T> {
     let map = map.with_context(|| format!("the object has no map {name}"))?;
     let array: Array<&MapData, T> = Array::try_from(map)?;
     Ok(array.get(&0, 0)?)
+}
+
+/// Has each CPU of the sink begin with the same.
+fn set_counted(object: &mut Ebpf, counted: Counted) -> Result<()> {
+    let map = object
+        .map_mut(map::COUNTED)
+        .context("the sink has no counter")?;
+    let mut array: PerCpuArray<&mut MapData, Counted> = PerCpuArray::try_from(map)?;
+    let cpus =
+        aya::util::nr_cpus().map_err(|(file, error)| anyhow::Error::new(error).context(file))?;
+    Ok(array.set(0, PerCpuValues::try_from(vec![counted; cpus])?, 0)?)
+}
+
+/// Returns what all CPUs of the sink have counted.
+fn counted(object: &Ebpf) -> Result<Counted> {
+    let map = object
+        .map(map::COUNTED)
+        .context("the sink has no counter")?;
+    let array: PerCpuArray<&MapData, Counted> = PerCpuArray::try_from(map)?;
+    let values = array.get(&0, 0)?;
+    let sum = |of: fn(&Counted) -> u64| values.iter().map(of).sum();
+    Ok(Counted {
+        received: sum(|one| one.received),
+        bytes: sum(|one| one.bytes),
+        reordered: sum(|one| one.reordered),
+        ..Counted::default()
+    })
 }
 
 fn xdp<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {

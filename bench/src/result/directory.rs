@@ -263,9 +263,16 @@ impl Files {
                     trial.tally.sent,
                 )?;
                 // What was answered has arrived.
-                let forward = of_round(Stream::Forward);
-                let possible = forward.clamp(trial.tally.received, trial.tally.sent);
-                expect(&name, "arrivals", forward, possible)?;
+                if self
+                    .run
+                    .scenario
+                    .streams(&series.load)
+                    .contains(&Stream::Forward)
+                {
+                    let forward = of_round(Stream::Forward);
+                    let possible = forward.clamp(trial.tally.received, trial.tally.sent);
+                    expect(&name, "arrivals", forward, possible)?;
+                }
             }
         }
         let mut computed = self.run.clone();
@@ -317,7 +324,7 @@ fn read_series(
     let mut all = BTreeMap::new();
     for series in &run.series {
         let mut streams = Streams::new();
-        for &stream in series.load.generator.streams() {
+        for stream in run.scenario.streams(&series.load) {
             let file = stem(&series.name, stream) + ".hlog";
             let log = logs.get(&file).ok_or_else(|| ResultError::Histogram {
                 file: file.clone(),

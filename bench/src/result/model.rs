@@ -14,12 +14,12 @@ use crate::{
 };
 
 /// Version of the format. A result of another version is refused, because its fields may mean something else.
-pub const SCHEMA_VERSION: u32 = 5;
+pub const SCHEMA_VERSION: u32 = 6;
 
 /// A run of a scenario: what was asked for, where it ran and what was measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(extend("$id" = "urn:guideway:bench:result:5"))]
+#[schemars(extend("$id" = "urn:guideway:bench:result:6"))]
 pub struct Run {
     /// Version of this format.
     #[schemars(extend("const" = SCHEMA_VERSION))]
@@ -421,7 +421,13 @@ pub fn figures(intervals: &BTreeMap<Stream, Vec<Interval>>, round: Option<u32>) 
     let lateness = histogram(Stream::Lateness);
     let distribution = |stream| {
         let histogram = histogram(stream);
-        Distribution::of(&histogram, lateness.len().saturating_sub(histogram.len()))
+        // What is not measured is not missing.
+        let expected = if intervals.contains_key(&stream) {
+            lateness.len()
+        } else {
+            0
+        };
+        Distribution::of(&histogram, expected.saturating_sub(histogram.len()))
     };
     Figures {
         round_trip: distribution(Stream::RoundTrip),

@@ -241,7 +241,7 @@ fn truncated_edited_and_other_results_are_refused_and_named() {
     });
     assert!(cut.contains("cut off") && cut.contains("line"), "{cut}");
     let other = refused("version", "result.json", |text| {
-        text.replacen("\"schema_version\": 5", "\"schema_version\": 1", 1)
+        text.replacen("\"schema_version\": 6", "\"schema_version\": 1", 1)
     });
     assert!(other.contains("schema_version 1"), "{other}");
     let unknown = refused("unknown", "result.json", |text| {

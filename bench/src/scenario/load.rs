@@ -9,7 +9,12 @@ use serde::{Deserialize, Serialize};
 
 use xdp_prog::bench::NUMBER_LENGTH;
 
-use crate::{datapath::Protocol, load::message::Form, probe::PROBE_LENGTH, result::Stream};
+use crate::{
+    datapath::Protocol,
+    load::{message::Form, pktgen},
+    probe::PROBE_LENGTH,
+    result::Stream,
+};
 
 /// Smallest frame with its FCS, in bytes.
 pub const SMALLEST_FRAME: u32 = 64;
@@ -46,6 +51,8 @@ pub struct Load {
     pub burst: u32,
     /// Steps up to the rate: more than one with `step` only.
     pub steps: u32,
+    /// Threads of the kernel that send, on as many CPUs: more than one with the generator `pktgen` only.
+    pub threads: u32,
     /// Flows.
     pub flows: u32,
     /// Which flow the next request is of.
@@ -82,6 +89,8 @@ pub enum GeneratorKind {
     Live,
     /// The same frames, made by this program and sent by an AF_XDP socket.
     Afxdp,
+    /// Frames of the kernel's own generator, by threads of the kernel. Counted by the same sink.
+    Pktgen,
 }
 
 /// What a request of the generator `sockets` is, and when it is over.
@@ -179,13 +188,13 @@ impl GeneratorKind {
     pub fn streams(self) -> &'static [Stream] {
         match self {
             Self::Sockets => &Stream::ALL,
-            Self::Live | Self::Afxdp => &[],
+            Self::Live | Self::Afxdp | Self::Pktgen => &[],
         }
     }
 
     /// Tells whether it makes frames of its own that a sink counts, and not requests that are answered.
     pub fn makes_frames(self) -> bool {
-        matches!(self, Self::Live | Self::Afxdp)
+        matches!(self, Self::Live | Self::Afxdp | Self::Pktgen)
     }
 
     /// Returns the bytes of a payload by which requests are told apart.
@@ -194,6 +203,7 @@ impl GeneratorKind {
             (Self::Sockets, Protocol::Udp) => PROBE_LENGTH,
             (Self::Sockets, Protocol::Tcp) => Form::of(exchange).overhead() + PROBE_LENGTH,
             (Self::Live | Self::Afxdp, _) => NUMBER_LENGTH,
+            (Self::Pktgen, _) => pktgen::HEADER_LENGTH,
         }
     }
 }
@@ -223,6 +233,7 @@ impl Load {
             search: SearchKind::None,
             burst: 1,
             steps: 1,
+            threads: 1,
             flows: 1,
             flow_order: FlowOrder::InTurn,
             new_flow_share: 0.0,
@@ -350,6 +361,9 @@ impl fmt::Display for Load {
         if self.search != SearchKind::None {
             write!(f, ", search {}", self.search)?;
         }
+        if self.threads > 1 {
+            write!(f, ", {} threads", self.threads)?;
+        }
         write!(f, ", {flows} flows {flow_order}")?;
         if self.new_flow_share > 0.0 {
             write!(f, " and {} % of new ones", self.new_flow_share * 100.0)?;
@@ -385,6 +399,7 @@ pub(crate) mod tests {
             search: SearchKind::None,
             burst: 1,
             steps: 1,
+            threads: 1,
             flows: 4,
             flow_order: FlowOrder::InTurn,
             new_flow_share: 0.0,

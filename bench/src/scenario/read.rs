@@ -1,6 +1,7 @@
 //! Reading a scenario, with an account of everything that is wrong with it.
 
 mod load;
+mod ports;
 
 use std::{fmt, ops::RangeInclusive, str::FromStr};
 
@@ -9,9 +10,10 @@ use serde_saphyr::{Location, MessageFormatter, Spanned, UserMessageFormatter};
 
 use super::{
     Event, EventKind, LEAST_ROUNDS, MOST_NODE_PORTS, MOST_SERVICES, MOST_TRIED, Named, Scenario,
-    System, WireKind,
+    System, UnderTest, WireKind, system::is_name,
 };
 use load::LoadText;
+use ports::{PortsText, UnderTestText};
 
 /// Allowed seconds of a trial.
 const SECONDS: RangeInclusive<f64> = 0.1..=600.0;
@@ -72,6 +74,8 @@ struct File {
     rounds: Text,
     seed: Text,
     event: Option<Spanned<EventText>>,
+    ports: Option<Spanned<PortsText>>,
+    under_test: Option<Vec<Spanned<UnderTestText>>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -136,7 +140,13 @@ struct Reader {
 impl Reader {
     fn scenario(&mut self, file: File, whole: Location) -> Scenario {
         let seconds = self.number(file.seconds, whole, "seconds", Some(5.0), SECONDS);
-        let systems = self.systems(file.systems.unwrap_or_default(), whole);
+        let wire = self.named(file.wire, whole, "wire", Some(WireKind::Lab));
+        let before = self.problems.len();
+        let of_ports = file.ports.as_ref().map_or(whole, |text| text.referenced);
+        let ports = self.ports(file.ports, whole, wire);
+        let under_test = self.under_test(file.under_test, ports.as_ref());
+        let systems = file.systems.unwrap_or_default();
+        let systems = self.systems(systems, whole, (wire, &under_test));
         let place = file.services.as_ref().map_or(whole, |text| text.referenced);
         let services = self.number(file.services, whole, "services", Some(1), 1..=MOST_SERVICES);
         let has_ports = services <= MOST_NODE_PORTS || !systems.contains(&System::OursNodeport);
@@ -144,9 +154,9 @@ impl Reader {
         let remedy = "write fewer services, or leave ours-nodeport out";
         self.check(place, has_ports, &reason, remedy);
         let event = (file.event).map(|event| self.event(event, seconds, services, &systems));
-        Scenario {
+        let scenario = Scenario {
             name: self.name(file.name, whole),
-            wire: self.named(file.wire, whole, "wire", Some(WireKind::Lab)),
+            wire,
             services,
             loads: self.loads(file.loads.unwrap_or_default(), whole, &systems),
             systems,
@@ -154,7 +164,13 @@ impl Reader {
             rounds: self.number(file.rounds, whole, "rounds", Some(8), LEAST_ROUNDS..=10_000),
             seed: self.number(file.seed, whole, "seed", Some(1), 0..=u64::MAX),
             event,
+            ports,
+            under_test,
+        };
+        if self.problems.len() == before {
+            self.check_ports(&scenario, of_ports);
         }
+        scenario
     }
 
     fn event(
@@ -180,13 +196,18 @@ impl Reader {
         }
     }
 
-    fn systems(&mut self, texts: Vec<Spanned<String>>, whole: Location) -> Vec<System> {
+    fn systems(
+        &mut self,
+        texts: Vec<Spanned<String>>,
+        whole: Location,
+        (wire, devices): (WireKind, &[UnderTest]),
+    ) -> Vec<System> {
         let remedy = "write systems: [direct, ours-ipip]";
         self.check(whole, !texts.is_empty(), "there are no systems", remedy);
         let mut systems = Vec::new();
         for text in texts {
             let at = text.referenced;
-            let system = self.named(Some(text), whole, "system", None);
+            let system = self.system(text, wire, devices);
             let reason = format!("the system {system} is there twice");
             self.check(at, !systems.contains(&system), &reason, "name it once");
             systems.push(system);
@@ -199,8 +220,7 @@ impl Reader {
             Some(text) => (text.value, text.referenced),
             None => (String::new(), whole),
         };
-        let is_word = |one: char| one.is_ascii_alphanumeric() || "-_.".contains(one);
-        let good = !name.is_empty() && name.len() <= 64 && name.chars().all(is_word);
+        let good = is_name(&name);
         let remedy = "write up to 64 letters, digits, dashes, dots and underscores";
         self.check(at, good, &format!("name is {name:?}"), remedy);
         name
@@ -292,6 +312,8 @@ rounds: 6
             rounds: 6,
             seed: 1,
             event: None,
+            ports: None,
+            under_test: Vec::new(),
         };
         assert_eq!(Scenario::parse(GOOD), Ok(expected));
     }
@@ -307,7 +329,7 @@ rounds: 6
             (
                 "rounds: 6",
                 "wire: moon",
-                "line 6, column 7: unknown wire \"moon\"; write lab",
+                "line 6, column 7: unknown wire \"moon\"; write lab or ports or reflector",
             ),
             (
                 "rounds: 6",

@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use lab::Machine;
+use lab::Namespace;
 use rustix::{
     event::{Timespec, epoll},
     fd::{AsFd as _, BorrowedFd, OwnedFd},
@@ -44,7 +44,7 @@ impl Responder {
     ///
     /// When an address cannot be had.
     pub fn start(
-        node: &Machine,
+        machine: &Namespace,
         addresses: &[SocketAddr],
         number: u16,
         marks: Key,
@@ -58,7 +58,7 @@ impl Responder {
         let (mut sockets, mut listeners) = (Vec::new(), Vec::new());
         for (place, &at) in addresses.iter().enumerate() {
             let bind = || Ok::<_, io::Error>((UdpSocket::bind(at)?, TcpListener::bind(at)?));
-            let bound = node.namespace().run(bind);
+            let bound = machine.run(bind);
             let (socket, listener) = bound.with_context(|| format!("listening at {at}"))?;
             socket.set_nonblocking(true)?;
             listener.set_nonblocking(true)?;

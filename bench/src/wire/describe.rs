@@ -49,5 +49,7 @@ pub(super) fn system(system: System) -> String {
         ),
         System::KubeProxyNftables => proxy("nftables"),
         System::KubeProxyIptables => proxy("iptables"),
+        // The wires with network cards alone have them.
+        System::Device(_) => String::new(),
     }
 }

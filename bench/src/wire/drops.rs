@@ -82,7 +82,7 @@ pub fn counted_between(before: &Counts, after: &Counts) -> Counts {
     grown.collect()
 }
 
-fn of_kernel(machine: &Namespace, drops: &mut Counts) -> Result<()> {
+pub(super) fn of_kernel(machine: &Namespace, drops: &mut Counts) -> Result<()> {
     let read = |name: &str| fs::read_to_string(format!("/proc/thread-self/net/{name}"));
     let texts = machine.run(|| {
         // Without netfilter in the kernel there is no connection table.

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use lab::wait_for;
+use lab::{Namespace, wait_for};
 use socket2::Type;
 
 use super::{Lab, PlannedFlow, addresses};
@@ -16,7 +16,7 @@ use crate::{
     datapath::Protocol,
     load::{
         Asked, Generator, Trial,
-        sockets::{AnsweredBy, Flow, Requests, Way, client_socket, run},
+        sockets::{AnsweredBy, Backends, Flow, Requests, Way, client_socket, run},
     },
     probe::PROBE_LENGTH,
     scenario::{Load, System},
@@ -57,7 +57,7 @@ impl Sockets<'_> {
     /// Returns what sends the requests of a trial: in any thread.
     pub(super) fn sender(&self, asked: Asked) -> impl FnOnce() -> Result<Trial> + Send {
         let requests = Requests::of(&self.load, asked);
-        let send = self.lab.sender(&self.flows, requests);
+        let send = self.lab.ends().sender(&self.flows, requests);
         || Ok(send()?.0)
     }
 }
@@ -104,34 +104,11 @@ impl Lab {
         let first = self.next_port.fetch_add(taken, Ordering::Relaxed);
         let clients = addresses::clients(load.family, first, number)?.into_iter();
         let planned = addresses::flows(&self.scenario, system, load, clients)?;
+        let ends = self.ends();
         planned
             .iter()
-            .map(|flow| self.open_flow(flow, load))
+            .map(|flow| ends.open_flow(flow, load))
             .collect()
-    }
-
-    fn open_flow(&self, planned: &PlannedFlow, load: &Load) -> Result<Flow> {
-        let client = self.net.clients()[0].namespace();
-        let PlannedFlow {
-            client: from, to, ..
-        } = *planned;
-        let way = match load.protocol {
-            Protocol::Udp => Way::Udp(
-                client
-                    .run(|| connected_socket(from, to))
-                    .context("opening a flow")?,
-            ),
-            Protocol::Tcp if load.connects() => Way::Connections([from, to]),
-            Protocol::Tcp => {
-                let awaited = format!("{to} takes a connection");
-                let connect = || client.run(|| connection(from, to));
-                Way::Tcp(wait_for(&awaited, PROOF_TIMEOUT, connect)?)
-            }
-        };
-        Ok(Flow {
-            way,
-            backend: planned.backend.filter(|_| !self.moves_flows()),
-        })
     }
 
     /// Tells whether flows may be answered by other backends during a trial.
@@ -140,18 +117,75 @@ impl Lab {
         event.is_some_and(|event| event.what.moves_flows())
     }
 
-    /// Returns what sends requests by flows, in the client's namespace.
-    fn sender<'a>(
-        &'a self,
-        flows: &'a [Flow],
-        requests: Requests,
-    ) -> impl FnOnce() -> Result<(Trial, AnsweredBy)> + Send + 'a {
-        let (client, backends) = (self.net.clients()[0].namespace(), &self.backends);
-        move || client.run(|| run(flows, &requests, backends))
+    fn ends(&self) -> Ends<'_> {
+        Ends {
+            client: self.net.clients()[0].namespace(),
+            backends: &self.backends,
+            moves_flows: self.moves_flows(),
+        }
     }
 
     /// Sends one probe by each flow until all are answered by the right backend.
     fn prove(&self, system: System, load: &Load, flows: &mut [Flow]) -> Result<Trial> {
+        let learns = system.proxy_mode().is_some();
+        self.ends().prove(system, load, flows, learns)
+    }
+}
+
+/// Where flows begin, and who answers them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ends<'a> {
+    pub(super) client: &'a Namespace,
+    pub(super) backends: &'a Backends,
+    /// Whether flows may be answered by other backends during a trial.
+    pub(super) moves_flows: bool,
+}
+
+impl<'a> Ends<'a> {
+    /// Opens a flow.
+    pub(super) fn open_flow(self, planned: &PlannedFlow, load: &Load) -> Result<Flow> {
+        let PlannedFlow {
+            client: from,
+            to,
+            backend,
+        } = *planned;
+        let way = match load.protocol {
+            Protocol::Udp => Way::Udp(
+                self.client
+                    .run(|| connected_socket(from, to))
+                    .context("opening a flow")?,
+            ),
+            Protocol::Tcp if load.connects() => Way::Connections([from, to]),
+            Protocol::Tcp => {
+                let awaited = format!("{to} takes a connection");
+                let connect = || self.client.run(|| connection(from, to));
+                Way::Tcp(wait_for(&awaited, PROOF_TIMEOUT, connect)?)
+            }
+        };
+        Ok(Flow {
+            way,
+            backend: backend.filter(|_| !self.moves_flows),
+        })
+    }
+
+    /// Returns what sends requests by flows, in the client's namespace.
+    pub(super) fn sender(
+        self,
+        flows: &'a [Flow],
+        requests: Requests,
+    ) -> impl FnOnce() -> Result<(Trial, AnsweredBy)> + Send + 'a {
+        move || self.client.run(|| run(flows, &requests, self.backends))
+    }
+
+    /// Sends one probe by each flow until all are answered by the right backend: where flows learn their backends, by any,
+    /// which is theirs from then on.
+    pub(super) fn prove(
+        self,
+        system: System,
+        load: &Load,
+        flows: &mut [Flow],
+        learns: bool,
+    ) -> Result<Trial> {
         let pace = u64::try_from(PROOF_PACE.as_nanos())?;
         let number = u32::try_from(flows.len())?;
         let requests = Requests {
@@ -161,20 +195,20 @@ impl Lab {
             messages: vec![PROBE_LENGTH],
             exchange: load.exchange,
         };
-        let learns = system.proxy_mode().is_some();
         let awaited = format!(
             "{system} answers all of {} flows of the load {load} from their backends",
             flows.len()
         );
         Ok(wait_for(&awaited, PROOF_TIMEOUT, || {
-            let (trial, answered_by) = self.sender(flows, requests.clone())()?;
+            let (client, backends) = (self.client, self.backends);
+            let (trial, answered_by) = client.run(|| run(flows, &requests, backends))?;
             let tally = trial.tally;
             let right = learns || tally.misdelivered == 0;
             if tally.received < tally.offered || tally.corrupt > 0 || !right {
                 bail!("{tally:?}")
             }
             // A connection of its own has a backend of its own.
-            let is_fixed = learns && !load.connects() && !self.moves_flows();
+            let is_fixed = learns && !load.connects() && !self.moves_flows;
             for (flow, backend) in flows.iter_mut().zip(answered_by) {
                 if is_fixed {
                     flow.backend = backend;

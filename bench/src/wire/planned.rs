@@ -2,16 +2,17 @@
 
 use std::net::SocketAddr;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use super::{
     BACKENDS, PlannedFlow,
     addresses::{self, FIRST_CLIENT_PORT, first_node},
     flows::flows_of_proof,
+    ports::planned_flows,
 };
 use crate::{
-    load::numbered,
-    scenario::{Load, Scenario, System},
+    load::{numbered, pktgen},
+    scenario::{GeneratorKind, Load, Ports, Scenario, System},
 };
 
 /// A system under a load.
@@ -37,11 +38,17 @@ pub struct PlannedSeries {
 ///
 /// When the client has not enough ports for all flows.
 pub fn planned(scenario: &Scenario) -> Result<Vec<PlannedSeries>> {
+    if let Some(ports) = &scenario.ports {
+        return through_ports(scenario, ports);
+    }
     let mut next_port = FIRST_CLIENT_PORT;
     let mut series = Vec::new();
     for (load, number) in scenario.loads.iter().zip(1..) {
         for &system in &scenario.systems {
-            let clients = if load.generator.makes_frames() {
+            let targets = addresses::targets(scenario, system, load)?;
+            let clients = if load.generator == GeneratorKind::Pktgen {
+                pktgen::clients(load, targets.len())
+            } else if load.generator.makes_frames() {
                 let flows = 0..load.flows;
                 flows
                     .map(|flow| numbered::client(load.family, flow))
@@ -57,9 +64,30 @@ pub fn planned(scenario: &Scenario) -> Result<Vec<PlannedSeries>> {
                 name: format!("{system}-{number}"),
                 system,
                 load: load.clone(),
-                targets: addresses::targets(scenario, system, load)?,
+                targets,
                 flows: addresses::flows(scenario, system, load, clients.into_iter())?,
                 backends: nodes.map(|node| format!("node{node}")).collect(),
+            });
+        }
+    }
+    Ok(series)
+}
+
+/// Lists the series of a wire with network cards.
+fn through_ports(scenario: &Scenario, ports: &Ports) -> Result<Vec<PlannedSeries>> {
+    let mut series = Vec::new();
+    for (load, number) in scenario.loads.iter().zip(1..) {
+        for &system in &scenario.systems {
+            let device = scenario.device_of(system);
+            let device = device.with_context(|| format!("{system} is not under test"))?;
+            let backends = ports.backends(load.family);
+            series.push(PlannedSeries {
+                name: format!("{system}-{number}"),
+                system,
+                load: load.clone(),
+                targets: device.targets(load.family),
+                flows: planned_flows(ports, device, load)?,
+                backends: backends.iter().map(ToString::to_string).collect(),
             });
         }
     }

@@ -4,6 +4,7 @@
 mod costs;
 mod ended;
 mod loads;
+mod ports;
 
 use std::{
     fs,
@@ -459,6 +460,45 @@ fn a_machine_without_the_programs_is_told_what_to_do_before_anything_is_made() {
         text(&preflight).contains("whose trials take 0.3 minutes"),
         "{}",
         text(&preflight)
+    );
+}
+
+/// Kernels have pktgen as a module, which nothing has loaded here.
+#[test]
+fn a_kernel_without_pktgen_has_an_exit_code_and_a_remedy_of_its_own() {
+    let expected = if Path::new("/proc/net/pktgen").exists() {
+        0
+    } else {
+        13
+    };
+    let scratch = Scratch::new("pktgen");
+    let (scenario, out) = (scratch.path("pktgen.yaml"), scratch.path("result"));
+    let own = SCENARIO
+        .replace("rate: 400", "generator: pktgen, threads: 2, rate: 400")
+        .replace(", schedule: poisson", "");
+    fs::write(&scenario, own).unwrap();
+    let preflight = bench(&["preflight", &scenario]);
+    assert_eq!(
+        preflight.status.code(),
+        Some(expected),
+        "{}",
+        text(&preflight)
+    );
+    if expected == 13 {
+        assert!(
+            text(&preflight).contains("modprobe pktgen"),
+            "{}",
+            text(&preflight)
+        );
+        let run = bench(&["run", &scenario, "--out", &out]);
+        assert_eq!(run.status.code(), Some(13), "{}", text(&run));
+    }
+    let plan = bench(&["plan", &scenario]);
+    assert!(plan.status.success(), "{}", text(&plan));
+    assert!(
+        text(&plan).contains("198.18.0.2:10000 -> "),
+        "{}",
+        text(&plan)
     );
 }
 

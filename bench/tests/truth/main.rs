@@ -62,7 +62,13 @@ impl Bench {
         };
         let start = |(number, node): (u16, &Machine)| {
             let at = [SocketAddr::new(node.v4(), BACKEND_PORT)];
-            Responder::start(node, &at, number, far_end.marks, &far_end.arrivals)
+            Responder::start(
+                node.namespace(),
+                &at,
+                number,
+                far_end.marks,
+                &far_end.arrivals,
+            )
         };
         let responders = (0..).zip(net.nodes()).map(start).collect::<Result<_>>()?;
         let flows = (0..FLOWS)

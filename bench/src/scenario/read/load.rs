@@ -8,6 +8,7 @@ use serde_saphyr::{Location, Spanned};
 use super::{Reader, Text};
 use crate::{
     datapath::Protocol,
+    load::pktgen,
     scenario::{
         AddressFamily, Background, Exchange, FlowOrder, FrameSize, GeneratorKind, LARGEST_FRAME,
         Load, Schedule, SearchKind, Segment, System,
@@ -24,6 +25,10 @@ const SHARES_OF_PDR: RangeInclusive<f64> = 1.0..=100.0;
 const SOCKET_FLOWS: RangeInclusive<u32> = 1..=512;
 /// Numbers of flows of live frames: each has an entry in a list.
 const LIVE_FLOWS: RangeInclusive<u32> = 1..=1 << 20;
+/// Numbers of flows of pktgen: each has a port.
+const PKTGEN_FLOWS: RangeInclusive<u32> = 1..=pktgen::MOST_FLOWS;
+/// Numbers of pktgen's threads.
+const THREADS: RangeInclusive<u32> = 1..=pktgen::MOST_THREADS;
 /// Longest time between two requests of a flow, in seconds. Connection tracking forgets a UDP flow after 30.
 const LONGEST_PAUSE: f64 = 10.0;
 /// Requests of a burst, which queues on the way must hold.
@@ -53,6 +58,7 @@ pub(super) struct LoadText {
     search: Text,
     burst: Text,
     steps: Text,
+    threads: Text,
     flows: Text,
     flow_order: Text,
     new_flow_share: Text,
@@ -88,12 +94,16 @@ impl Reader {
             &text.search,
             &text.segment,
             &text.vlan,
+            &text.threads,
+            &text.flow_order,
+            &text.protocol,
         ];
         let places = places.map(|text| text.as_ref().map_or(at, |text| text.referenced));
         let generator = self.named(text.generator, at, "generator", Some(sockets));
         let (rates, flows) = match generator {
             GeneratorKind::Sockets => (SOCKET_RATES, SOCKET_FLOWS),
             GeneratorKind::Live | GeneratorKind::Afxdp => (LIVE_RATES, LIVE_FLOWS),
+            GeneratorKind::Pktgen => (LIVE_RATES, PKTGEN_FLOWS),
         };
         let family = self.named(text.family, at, "family", Some(AddressFamily::Ipv4));
         let protocol = self.named(text.protocol, at, "protocol", Some(Protocol::Udp));
@@ -111,6 +121,7 @@ impl Reader {
             search: self.named(text.search, at, "search", Some(SearchKind::None)),
             burst: self.only_with(text.burst, at, "burst", schedule == Schedule::Burst, BURSTS),
             steps: self.only_with(text.steps, at, "steps", schedule == Schedule::Step, STEPS),
+            threads: self.number(text.threads, at, "threads", Some(1), THREADS),
             flows: self.number(text.flows, at, "flows", Some(16), flows),
             flow_order: self.named(text.flow_order, at, "flow_order", Some(FlowOrder::InTurn)),
             new_flow_share: self.number(
@@ -129,8 +140,10 @@ impl Reader {
             background: self.background(text.background),
         };
         if self.problems.len() == before {
-            let [rest @ .., segment, vlan] = places;
+            let [rest @ .., segment, vlan, threads, order, protocol] = places;
+            let [.., new_flows, flows, _] = rest;
             self.check_frames(&load, [segment, vlan], systems);
+            self.check_pktgen(&load, [threads, flows, order, new_flows, protocol]);
             self.check_generator(&load, rest);
         }
         load
@@ -215,6 +228,41 @@ impl Reader {
         let reason = format!("the machine of {named} has no VLAN");
         let remedy = "leave that system out, or the VLAN";
         self.check(vlan, stack.is_none(), &reason, remedy);
+    }
+
+    /// Checks that pktgen can send the load, if it is to, and that only it is asked for threads.
+    fn check_pktgen(
+        &mut self,
+        load: &Load,
+        [threads, flows, order, new_flows, protocol]: [Location; 5],
+    ) {
+        const LIVE: &str = "write generator: live";
+        let is_pktgen = load.generator == GeneratorKind::Pktgen;
+        let reason = format!("{} sends from one thread", load.generator);
+        let can = is_pktgen || load.threads == 1;
+        self.check(
+            threads,
+            can,
+            &reason,
+            "leave threads out, or write generator: pktgen",
+        );
+        if !is_pktgen {
+            return;
+        }
+        let reason = format!("{} threads send {} flows", load.threads, load.flows);
+        let remedy = "write at least one flow for each thread";
+        self.check(flows, load.flows >= load.threads, &reason, remedy);
+        let can = load.flow_order != FlowOrder::Zipf;
+        self.check(
+            order,
+            can,
+            "pktgen has flows in turn, or drawn evenly",
+            LIVE,
+        );
+        let can = load.new_flow_share == 0.0;
+        self.check(new_flows, can, "pktgen has no new flows", LIVE);
+        let can = load.protocol == Protocol::Udp;
+        self.check(protocol, can, "pktgen sends UDP alone", LIVE);
     }
 
     /// Checks that the generator can send the load.

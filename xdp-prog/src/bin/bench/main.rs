@@ -14,7 +14,7 @@ use aya_ebpf::{
         TC_ACT_SHOT, TC_ACT_UNSPEC,
         xdp_action::{XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_TX},
     },
-    btf_maps::{Array, HashMap},
+    btf_maps::{Array, HashMap, PerCpuArray},
     helpers::{bpf_ktime_get_ns, bpf_redirect},
     macros::{btf_map, classifier, xdp},
     programs::{TcContext, XdpContext},
@@ -54,7 +54,7 @@ static FLOWS: Array<u32, 1> = Array::new();
 #[btf_map]
 static PACE: Array<Pace, 1> = Array::new();
 #[btf_map]
-static COUNTED: Array<Counted, 1> = Array::new();
+static COUNTED: PerCpuArray<Counted, 1> = PerCpuArray::new();
 #[btf_map]
 static MACS: Array<Macs, 1> = Array::new();
 #[btf_map]
@@ -225,7 +225,7 @@ fn count_numbered(
     length: u64,
 ) -> Option<bool> {
     let counted = COUNTED.get_ptr_mut(0)?;
-    // SAFETY: all frames come in on one CPU.
+    // SAFETY: the entry is this CPU's own, and a driver or the stack hands frames over with softirqs off.
     let counted = unsafe { &mut *counted };
     let bytes = read((counted.tag_at & OFFSETS) as usize)?;
     Some(counted.count(bytes, length))

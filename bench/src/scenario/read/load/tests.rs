@@ -40,6 +40,10 @@ fn loads_are_read_with_the_defaults_of_their_generator() {
     let text = "live, ipv4, tcp syn, max, 16 flows in-turn and 100 % of new ones, \
                 frames of 68 bytes in VLAN 7";
     assert_eq!(read(flood).unwrap().to_string(), text);
+    let pktgen = read("rate: 900, generator: pktgen, threads: 2, family: ipv6").unwrap();
+    let text =
+        "pktgen, ipv6, udp, constant, 900/s, 2 threads, 16 flows in-turn, frames of 82 bytes";
+    assert_eq!(pktgen.to_string(), text);
     let ramp = read("rate: 900, schedule: ramp").unwrap();
     assert_eq!(ramp.mean_rate(), Some(450.0));
 }
@@ -161,6 +165,30 @@ fn each_broken_rule_of_a_load_has_its_place_and_a_remedy() {
         (
             "rate: 9, generator: live, vlan: 4095",
             "vlan is \"4095\"; write a number from 1 to 4094",
+        ),
+        (
+            "rate: 9, threads: 2",
+            "column 25: sockets sends from one thread; leave threads out",
+        ),
+        (
+            "rate: 9, generator: pktgen, threads: 65",
+            "threads is \"65\"; write a number from 1 to 64",
+        ),
+        (
+            "rate: 9, generator: pktgen, threads: 4, flows: 3",
+            "4 threads send 3 flows; write at least one flow for each thread",
+        ),
+        (
+            "rate: 9, generator: pktgen, flow_order: zipf",
+            "pktgen has flows in turn, or drawn evenly; write generator: live",
+        ),
+        (
+            "rate: 9, generator: pktgen, new_flow_share: 0.1",
+            "pktgen has no new flows; write generator: live",
+        ),
+        (
+            "rate: 9, generator: pktgen, protocol: tcp",
+            "pktgen sends UDP alone; write generator: live",
         ),
         (
             "rate: 9, generator: live, schedule: ramp",

@@ -1,0 +1,159 @@
+//! Traffic through a device under test.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use lab::wait_for;
+
+use super::{Active, Cards, client_of, planned_flows};
+use crate::{
+    load::{
+        Asked, Generator, Trial,
+        live::{Live, Path},
+        sockets::{Flow, Requests},
+    },
+    scenario::{Load, System},
+    wire::flows::Ends,
+};
+
+/// How long a device may take until every frame of a proof passes it.
+const PROOF_TIMEOUT: Duration = Duration::from_secs(30);
+/// Seconds of a proof, and frames a second.
+const PROOF: (f64, f64) = (0.05, 2_000.0);
+
+/// A load through a device: the device is brought up, and proves itself, whenever another one was up in between.
+#[derive(Debug)]
+pub(super) struct Traffic<'a> {
+    cards: &'a Cards,
+    system: System,
+    load: Load,
+    /// The change that brought the device up when the rest was opened; 0 for none.
+    change: u64,
+    /// Whether flows learn before each trial which backend is theirs: a device may have forgotten them.
+    learns: bool,
+    opened: Opened<'a>,
+}
+
+#[derive(Debug)]
+enum Opened<'a> {
+    Nothing,
+    Flows(Vec<Flow>),
+    Frames(Box<Live<'a>>),
+}
+
+impl<'a> Traffic<'a> {
+    pub(super) fn new(cards: &'a Cards, system: System, load: &Load) -> Self {
+        Self {
+            cards,
+            system,
+            load: load.clone(),
+            change: 0,
+            learns: false,
+            opened: Opened::Nothing,
+        }
+    }
+
+    /// Brings the device up and opens the load, if another device was up since.
+    pub(super) fn prepare(&mut self) -> Result<()> {
+        let active = self.cards.activate(self.system)?;
+        if active.change != self.change {
+            // What is open has the client's ports.
+            self.opened = Opened::Nothing;
+            self.opened = if self.load.generator.makes_frames() {
+                Opened::Frames(Box::new(self.open_frames(&active)?))
+            } else {
+                Opened::Flows(self.open_flows(&active)?)
+            };
+            self.change = active.change;
+        }
+        Ok(())
+    }
+
+    fn ends(&self) -> Ends<'a> {
+        Ends {
+            client: client_of(self.cards),
+            backends: &self.cards.backends,
+            moves_flows: false,
+        }
+    }
+
+    fn open_flows(&mut self, active: &Active) -> Result<Vec<Flow>> {
+        let planned = planned_flows(&self.cards.ports, &active.device, &self.load)?;
+        self.learns = planned.iter().any(|flow| flow.backend.is_none());
+        let flows = planned
+            .iter()
+            .map(|flow| self.ends().open_flow(flow, &self.load));
+        let mut flows = flows.collect::<Result<Vec<Flow>>>()?;
+        self.ends()
+            .prove(self.system, &self.load, &mut flows, self.learns)?;
+        Ok(flows)
+    }
+
+    fn open_frames(&self, active: &Active) -> Result<Live<'a>> {
+        let Cards {
+            client,
+            backend,
+            scenario,
+            ..
+        } = self.cards;
+        let (out, sink) = (
+            client.link()?,
+            backend.as_ref().context("frames end here")?.link()?,
+        );
+        let family = self.load.family;
+        let hop = active.next_hops.iter().find(|(own, _)| *own == family);
+        let (_, hop) = hop.with_context(|| format!("there is no next hop for {family}"))?;
+        let macs = [*hop, out.mac()].concat();
+        let path = Path {
+            macs: *macs.first_chunk().context("two addresses of six bytes")?,
+            out,
+            entry: None,
+            sink,
+            replaces_pass: false,
+            from_stack: false,
+            services: active.device.targets(family),
+            outer: 0,
+            untags: false,
+        };
+        let (seconds, rate) = PROOF;
+        let asked = Asked {
+            rate: Some(rate),
+            seconds,
+            seed: scenario.seed,
+        };
+        let mut live = Live::new(path, &self.load, scenario.seed)?;
+        let awaited = format!(
+            "{} passes all of a few frames of the load {}",
+            self.system, self.load
+        );
+        wait_for(&awaited, PROOF_TIMEOUT, || {
+            let tally = match live.run(asked) {
+                Ok(trial) => trial.tally,
+                Err(error) => return Err(format!("{error:#}")),
+            };
+            if tally.sent == 0 || tally.received < tally.sent {
+                return Err(format!("{tally:?}"));
+            }
+            Ok(())
+        })?;
+        Ok(live)
+    }
+}
+
+impl Generator for Traffic<'_> {
+    fn run(&mut self, asked: Asked) -> Result<Trial> {
+        self.prepare()?;
+        let ends = self.ends();
+        match &mut self.opened {
+            Opened::Frames(live) => live.run(asked),
+            Opened::Flows(flows) => {
+                if self.learns {
+                    ends.prove(self.system, &self.load, flows, true)?;
+                }
+                let requests = Requests::of(&self.load, asked);
+                Ok(ends.sender(flows, requests)()?.0)
+            }
+            Opened::Nothing => bail!("nothing is open"),
+        }
+    }
+}

@@ -14,7 +14,7 @@
 //! `answers` answers commands.
 
 mod announce;
-mod announcing;
+mod announce_state;
 mod answers;
 mod apply;
 mod attachments;
@@ -45,7 +45,7 @@ use fastpath::nexthop::{NetlinkError, Wake, Waker, Watcher};
 use fastpath::tables::Tables;
 use serde_json::Value;
 
-use self::announcing::Announcing;
+use self::announce_state::Announcing;
 use self::attachments::Attachments;
 use self::cluster::Cluster;
 use self::departed_pods::DepartedPods;

@@ -34,7 +34,7 @@ Exit codes:
   2  the command line or the configuration is wrong
 
 Environment:
-  GUIDEWAY_LOG         what `run` and `controller` log, such as `info` (default) or `debug,control::watch=trace`
+  GUIDEWAY_LOG         what `run` and `controller` log, such as `info` (default) or `debug,control::file_watch=trace`
   GUIDEWAY_LOG_FORMAT  `text` (default), or `json`: an object on each line
   GUIDEWAY_SOCKET      the agent's socket, where neither --socket nor --config names it";
 

@@ -21,7 +21,7 @@ use crate::api::server::Socket;
 use crate::config::{HealthCheckNodePorts, Listen, Source};
 use crate::kubernetes::{Watchers, leases};
 use crate::peers::{Exchange, Key, Network};
-use crate::{cli, config, healthz, http, log, watch};
+use crate::{cli, config, file_watch, healthz, http, log};
 
 /// Runs the agent until a signal or `guideway detach` ends it.
 ///
@@ -155,7 +155,7 @@ async fn serve(
     let turned = handle.clone();
     tasks.spawn(async move { health.run(|| turned.send(Command::Health)).await });
     let reloaded = handle.clone();
-    tasks.spawn(watch::changes(path.to_owned(), content, move || {
+    tasks.spawn(file_watch::changes(path.to_owned(), content, move || {
         reloaded.send(Command::Reload {
             cause: "file changed",
         });

@@ -20,7 +20,7 @@ use imbl::{OrdMap, OrdSet};
 use tokio::sync::{mpsc, watch};
 
 use super::Agent;
-use super::announcing::{Announcers, ElectionEnds, LOOK_PAUSE};
+use super::announce_state::{Announcers, ElectionEnds, LOOK_PAUSE};
 use super::apply::in_words;
 use super::problems::Item;
 use crate::announce::{Candidates, ElectionResult, Mac};

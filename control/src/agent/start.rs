@@ -15,7 +15,7 @@ use fastpath::tables::{self, FormerTablesError, TableError, Tables};
 use xdp_prog::abi::{WAYS, map};
 
 use super::Agent;
-use super::announcing::Announcing;
+use super::announce_state::Announcing;
 use super::attachments::Attachments;
 use super::cluster::Cluster;
 use super::departed_pods::DepartedPods;

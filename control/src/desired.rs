@@ -61,6 +61,15 @@ pub struct Desired {
 }
 
 impl Desired {
+    /// Returns whether a machine with these addresses has the role `node`.
+    pub fn is_node(&self, addresses: &BTreeSet<IpAddr>) -> bool {
+        match self.node {
+            Role::No => false,
+            Role::Yes => true,
+            Role::IfListed => !self.nodes.is_disjoint(addresses),
+        }
+    }
+
     /// Iterates over the services that this machine sends to their backends by NAT.
     pub fn by_nat(&self) -> impl Iterator<Item = &Service> {
         let services = self.services.values().filter(|_| self.edge);

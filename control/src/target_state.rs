@@ -16,22 +16,11 @@ use ipnet::IpNet;
 pub use self::machine::Machine;
 use self::machine::{nat_addresses, node_port_addresses};
 use crate::desired::{
-    AttachMode, Desired, ForwardMode, Role, Service, ServiceKey, ServiceSpec, Services,
-    TrafficPolicy, unspecified,
+    AttachMode, Desired, ForwardMode, Service, ServiceKey, ServiceSpec, Services, TrafficPolicy,
+    unspecified,
 };
 use crate::service_totals::{Counts, ServiceTotals};
 use crate::versions::sides;
-
-impl Desired {
-    /// Returns whether a machine with these addresses has the role `node`.
-    pub fn is_node(&self, addresses: &BTreeSet<IpAddr>) -> bool {
-        match self.node {
-            Role::No => false,
-            Role::Yes => true,
-            Role::IfListed => !self.nodes.is_disjoint(addresses),
-        }
-    }
-}
 
 /// Returns the service behind a key of the tables, with the key in the configuration. NodePorts have the
 /// unspecified address there.

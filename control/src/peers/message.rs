@@ -193,10 +193,12 @@ impl Writer {
 
     pub(super) fn number(&mut self, mut number: u32) {
         while number > 0x7f {
-            self.byte((number & 0x7f) as u8 | 0x80);
+            let [low, ..] = number.to_le_bytes();
+            self.byte(low | 0x80);
             number >>= 7;
         }
-        self.byte(number as u8);
+        let [low, ..] = number.to_le_bytes();
+        self.byte(low);
     }
 
     /// Writes a length; none is beyond 32 bits.

@@ -1,7 +1,9 @@
 //! The commands around results: `preflight`, `plan`, `run`, `report`, `verify`, `compare`.
 
 mod instructions;
+mod judgement;
 mod report;
+mod scale;
 
 use std::{
     env, fmt,
@@ -25,7 +27,9 @@ use bench::{
 };
 
 pub(crate) use instructions::Instructions;
+pub(crate) use judgement::JudgementCheck;
 pub(crate) use report::Report;
+pub(crate) use scale::Scale;
 use serde::Serialize;
 
 use crate::show_progress;
@@ -63,7 +67,7 @@ A scenario:
   seconds: 5                      # of a trial
   rounds: 8                       # trials of each system under each load
   seed: 1
-  event: { what: agent-restart, at: 2 }   # in each trial, to Guideway's edges and kube-proxy; or backend-change
+  event: { what: agent-restart, at: 2 }   # in each trial, to Guideway's edges and kube-proxy; or backend-change, other-services
 
 ";
 
@@ -113,12 +117,15 @@ pub(crate) struct Run {
     noise: Noise,
 }
 
+/// Percent of the core's time that other work may take, unless the caller says otherwise.
+const MAX_NOISE: u8 = 25;
+
 /// How noisy the machine may be.
 #[derive(Clone, Copy, Debug, clap::Args)]
 struct Noise {
     /// Share of the core's time, in percent, that other work may take before the first round, and in the median over
     /// all rounds. With 100, nothing is too much.
-    #[arg(long, value_name = "PERCENT", default_value_t = 25, value_parser = clap::value_parser!(u8).range(..=100))]
+    #[arg(long, value_name = "PERCENT", default_value_t = MAX_NOISE, value_parser = clap::value_parser!(u8).range(..=100))]
     max_noise: u8,
 }
 
@@ -250,11 +257,7 @@ impl Run {
             out: self.out.clone(),
             interrupted,
             most_noise: self.noise.most(),
-            command: format!(
-                "guideway-bench run {} --out DIR{}",
-                file_name(&self.scenario),
-                if self.redact { " --redact" } else { "" }
-            ),
+            command: self.command(),
         };
         let named = |error: anyhow::Error| {
             if error.is::<OfAnotherRun>() {
@@ -276,6 +279,17 @@ impl Run {
             eprintln!("guideway-bench: {}; {}", exit.meaning(), exit.remedy());
         }
         Ok(exit.into())
+    }
+
+    /// Returns the command that repeats the run.
+    fn command(&self) -> String {
+        let scenario = file_name(&self.scenario);
+        let redact = if self.redact { " --redact" } else { "" };
+        let noise = match self.noise.max_noise {
+            MAX_NOISE => String::new(),
+            percent => format!(" --max-noise {percent}"),
+        };
+        format!("guideway-bench run {scenario} --out DIR{redact}{noise}")
     }
 
     /// Returns the interrupted result in the directory of the result, if one is there.

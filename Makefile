@@ -20,7 +20,7 @@ DEMO := guideway-demo
 CARGO_BPF = sysroot=$$(deploy/setup.sh bpf-sysroot) && RUSTC_BOOTSTRAP=1 \
 	RUSTC=$$sysroot/bin/rustc CARGO=$$sysroot/bin/cargo $$sysroot/bin/cargo-clippy
 
-.PHONY: build demo check test soak upgrade lint bench report instructions consistency setup cases health fmt clippy clippy-bpf unit doc kernel-matrix host frames reference man
+.PHONY: build demo check test soak upgrade lint bench report instructions judgement consistency setup cases health fmt clippy clippy-bpf unit doc kernel-matrix host frames reference man
 
 build: setup
 	cargo build --release --locked
@@ -199,6 +199,24 @@ instructions:
 	done
 	cp $(ROWS) bench/balancers.jsonl
 	$(MAKE) reference
+
+# Whether comparisons tell what is not the same, and nothing else: in time on this machine, by instructions on the emulated
+# one, in several boots, which must agree.
+judgement: BENCH = $${CARGO_TARGET_DIR:-target}/release/guideway-bench
+judgement: FRAMES = $${CARGO_TARGET_DIR:-target}/judgement
+judgement:
+	@deploy/setup.sh test
+	cargo build --release --locked --package control --bin guideway --package bench --bin guideway-bench
+	$(SUDO) $(BENCH) judgement
+	rm -f $(FRAMES)
+	for boot in 1 2 3; do \
+		GUIDEWAY_MATRIX_ICOUNT=1 GUIDEWAY_MATRIX_ARGUMENTS="instructions judgement" deploy/kernel-matrix/run.sh $(BENCH) \
+			>$(FRAMES).log || { cat $(FRAMES).log; exit 1; }; \
+		grep -E '^(A/A|A frame|[0-9]+ passed)' $(FRAMES).log; \
+		sed -n 's/^A frame takes \([0-9.]*\) instructions.*/\1/p' $(FRAMES).log >>$(FRAMES); \
+	done
+	sort -n $(FRAMES) | awk '{ count[NR] = $$1 } END { share = (count[3] - count[1]) / count[2]; \
+		printf "three boots differ by %.2f %% (bar: 0.5 %%)\n", 100 * share; exit !(NR == 3 && share <= 0.005) }'
 
 # The simulated policies of bench/README.md: the scenario of the bar, fewer changes, tables of other lengths, and edges
 # that lack a past. The same seed gives the same rows.

@@ -1,8 +1,10 @@
 //! The commands around results: `preflight`, `plan`, `run`, `report`, `verify`, `compare`.
 
 mod instructions;
+mod judgement;
 mod reflect;
 mod report;
+mod scale;
 
 use std::{
     env, fmt,
@@ -26,8 +28,10 @@ use bench::{
 };
 
 pub(crate) use instructions::Instructions;
+pub(crate) use judgement::JudgementCheck;
 pub(crate) use reflect::Reflect;
 pub(crate) use report::Report;
+pub(crate) use scale::Scale;
 use serde::Serialize;
 
 use crate::show_progress;
@@ -68,7 +72,7 @@ A scenario:
   seconds: 5                      # of a trial
   rounds: 8                       # trials of each system under each load
   seed: 1
-  event: { what: agent-restart, at: 2 }   # in each trial, to Guideway's edges and kube-proxy; or backend-change
+  event: { what: agent-restart, at: 2 }   # in each trial, to Guideway's edges and kube-proxy; or backend-change, other-services
 
 Through devices that are not Guideway's, a scenario has in place of the first lines:
   wire: ports                     # out by one network card, through a device under test, in by another one
@@ -143,12 +147,15 @@ pub(crate) struct Run {
     noise: Noise,
 }
 
+/// Percent of the core's time that other work may take, unless the caller says otherwise.
+const MAX_NOISE: u8 = 25;
+
 /// How noisy the machine may be.
 #[derive(Clone, Copy, Debug, clap::Args)]
 struct Noise {
     /// Share of the core's time, in percent, that other work may take before the first round, and in the median over
     /// all rounds. With 100, nothing is too much.
-    #[arg(long, value_name = "PERCENT", default_value_t = 25, value_parser = clap::value_parser!(u8).range(..=100))]
+    #[arg(long, value_name = "PERCENT", default_value_t = MAX_NOISE, value_parser = clap::value_parser!(u8).range(..=100))]
     max_noise: u8,
 }
 
@@ -280,11 +287,7 @@ impl Run {
             out: self.out.clone(),
             interrupted,
             most_noise: self.noise.most(),
-            command: format!(
-                "guideway-bench run {} --out DIR{}",
-                file_name(&self.scenario),
-                if self.redact { " --redact" } else { "" }
-            ),
+            command: self.command(),
         };
         let named = |error: anyhow::Error| {
             if error.is::<OfAnotherRun>() {
@@ -306,6 +309,17 @@ impl Run {
             eprintln!("guideway-bench: {}; {}", exit.meaning(), exit.remedy());
         }
         Ok(exit.into())
+    }
+
+    /// Returns the command that repeats the run.
+    fn command(&self) -> String {
+        let scenario = file_name(&self.scenario);
+        let redact = if self.redact { " --redact" } else { "" };
+        let noise = match self.noise.max_noise {
+            MAX_NOISE => String::new(),
+            percent => format!(" --max-noise {percent}"),
+        };
+        format!("guideway-bench run {scenario} --out DIR{redact}{noise}")
     }
 
     /// Returns the interrupted result in the directory of the result, if one is there.

@@ -261,10 +261,7 @@ pub fn of_series(first: &Series, second: &Series, paired: bool, least: f64) -> C
             return None;
         };
         let ratio = if paired && one.len() == other.len() {
-            stats::bootstrap(one.len(), |sample| {
-                let logs = sample.iter().map(|&round| (other[round] / one[round]).ln());
-                median(&logs.collect::<Vec<_>>()).exp()
-            })
+            self::paired(&one, &other)
         } else {
             stats::bootstrap_two([one.len(), other.len()], |[of_one, of_other]| {
                 let of = |values: &[f64], sample: &[usize]| {
@@ -296,6 +293,16 @@ pub fn of_series(first: &Series, second: &Series, paired: bool, least: f64) -> C
         rows: rows.collect(),
         unanswered: [first, second].map(unanswered),
     }
+}
+
+/// Returns the ratio of the second value to the first, of rounds that have both.
+pub(crate) fn paired(first: &[f64], second: &[f64]) -> Estimate {
+    stats::bootstrap(first.len(), |sample| {
+        let logs = sample
+            .iter()
+            .map(|&round| (second[round] / first[round]).ln());
+        median(&logs.collect::<Vec<_>>()).exp()
+    })
 }
 
 /// Returns a percentile of each trial; `None` unless all have it.

@@ -2,7 +2,8 @@
 //!
 //! [`datapath`] measures the cost of the XDP program per packet, [`control`] the cost of following a large
 //! cluster. [`consistency`] simulates which connections outlive changes. [`run`] measures what a user's [`scenario`] asks for, into a [`result`] that [`report`] and [`mod@compare`]
-//! read. All build their own networks with the crate `lab` and remove them.
+//! read. [`judgement`] checks what comparisons find, and [`scale`] sets many Services beside one. All build their own
+//! networks with the crate `lab` and remove them.
 
 pub mod bars;
 pub mod compare;
@@ -12,6 +13,7 @@ pub mod datapath;
 pub mod environment;
 pub mod exit;
 pub mod host;
+pub mod judgement;
 pub mod load;
 #[cfg(test)]
 mod pages;
@@ -22,6 +24,7 @@ pub mod redact;
 pub mod report;
 pub mod result;
 pub mod run;
+pub mod scale;
 pub mod scenario;
 pub mod stats;
 pub mod wire;

@@ -58,6 +58,8 @@ enum Scenario {
     Verify(commands::Verify),
     Compare(commands::Compare),
     Instructions(commands::Instructions),
+    Judgement(commands::JudgementCheck),
+    Scale(commands::Scale),
 }
 
 /// How a simulation with bars may end.
@@ -233,6 +235,8 @@ fn main() -> ExitCode {
         Scenario::Verify(arguments) => arguments.run(),
         Scenario::Compare(arguments) => arguments.run(),
         Scenario::Instructions(arguments) => arguments.run(),
+        Scenario::Judgement(arguments) => arguments.run(),
+        Scenario::Scale(arguments) => arguments.run(),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("guideway-bench: {error:#}");

@@ -1,7 +1,9 @@
 """Reads a result of guideway-bench with programs that are not ours: HdrHistogram's Python port and a validator of JSON
 Schema. Ends with an error at the first figure that differs.
 
-usage: readers.py RESULT SCHEMA
+usage: readers.py RESULT SCHEMA [REPORT.json REPORT.csv]
+
+With the exports of a report of that result, they have to hold what it holds.
 """
 
 import csv
@@ -65,9 +67,53 @@ def check_figures(name, figures, histogram):
             same(f"{name}, p{figure['percentile']}", figure["value"], at_rank(histogram, rank))
 
 
-def main(directory, schema):
+def check_json(path, result, validator):
+    [exported] = json.loads(path.read_text())
+    same(f"{path.name}, fields", sorted(exported), ["comparisons", "reasons", "result", "verdict"])
+    validator.validate(exported["result"])
+    same(f"{path.name}, result", exported["result"], result)
+    for comparison in exported["comparisons"]:
+        for row in comparison["rows"]:
+            if not 0 < row["low"] <= row["ratio"] <= row["high"]:
+                sys.exit(f"{path.name}: no interval: {row}")
+
+
+def check_csv(path, result):
+    with path.open(newline="") as lines:
+        rows = list(csv.DictReader(lines, strict=True))
+    streams = ["round_trip", "round_trip_uncorrected", "forward", "lateness"]
+    expected = [
+        (one, stream, one["figures"] if trial is None else trial["figures"], trial)
+        for one in result["series"]
+        for stream in streams
+        for trial in [None, *one["trials"]]
+    ]
+    same(f"{path.name}, rows", len(rows), len(expected))
+    for row, (series, stream, figures, trial) in zip(rows, expected):
+        name = f"{path.name}, {series['name']} {stream}"
+        # A row that is too long has a column None, one that is too short a value None.
+        if None in row or None in row.values():
+            sys.exit(f"{name}: not as long as its head: {row}")
+        same(name, row["series"], series["name"])
+        same(name, row["stream"], stream.replace("_", "-"))
+        same(name, row["round"], "all" if trial is None else str(trial["round"]))
+        figures = figures[stream]
+        same(f"{name}, count", int(row["count"]), figures["count"])
+        same(f"{name}, mean", float(row["mean_ns"]), figures["mean"])
+        for figure in figures["percentiles"]:
+            column = row.get(f"p{figure['percentile']:g}_ns")
+            if column is not None:
+                value = figure["value"]
+                same(f"{name}, p{figure['percentile']}", column, "" if value is None else str(value))
+
+
+def main(directory, schema, *exports):
     result = json.loads((directory / "result.json").read_text())
-    Draft202012Validator(json.loads(schema.read_text())).validate(result)
+    validator = Draft202012Validator(json.loads(schema.read_text()))
+    validator.validate(result)
+    if exports:
+        check_json(exports[0], result, validator)
+        check_csv(exports[1], result)
     logs = sorted(directory.glob("*.hlog"))
     same("files", sorted(result["files"]), [log.name for log in logs])
     series = {one["name"]: one for one in result["series"]}

@@ -10,10 +10,12 @@ use bench::{
         instructions,
     },
     exit::Exit,
+    judgement,
 };
 use clap::Subcommand;
 use serde::Serialize;
 
+use super::judgement::{conclude, print};
 use crate::show_progress;
 
 /// Counts the instructions of a packet, on a machine whose clock counts them: `make instructions` runs it on one.
@@ -25,10 +27,11 @@ pub(crate) struct Instructions {
 }
 
 /// How a count may end.
-const OF_COUNTS: [Exit; 5] = [
+const OF_COUNTS: [Exit; 6] = [
     Exit::Success,
     Exit::Failed,
     Exit::Usage,
+    Exit::Worse,
     Exit::Settings,
     Exit::NoRights,
 ];
@@ -46,6 +49,9 @@ enum Counted {
         /// The directory with the rules of kube-proxy.
         rules: PathBuf,
     },
+    /// Checks the judgement by instructions: of Guideway against itself, at least 19 of 20 comparisons must find no
+    /// difference, and all of 10 must find 1 % more.
+    Judgement,
     /// Takes the rules of a kube-proxy that runs, for `balancers`. Counts nothing.
     Rules {
         /// The directory to write them to. Rules that are there are kept.
@@ -65,6 +71,10 @@ impl Instructions {
                 instructions::count(|found| println!("{}", found.line()))?;
             }
             Counted::Balancers { rules } => balancers::count(rules, print_row)?,
+            Counted::Judgement => {
+                let outcome = balancers::check_counted(&judgement::COUNTED, &print)?;
+                return Ok(conclude(&outcome, "instructions"));
+            }
             Counted::Rules {
                 directory,
                 services,

@@ -20,6 +20,7 @@
 //! kube-proxy's rules are those of a running kube-proxy, see [`rules`].
 
 mod edge;
+mod judgement;
 mod packets;
 mod proof;
 pub mod rules;
@@ -35,11 +36,11 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use xdp_prog::bench::client;
 
-pub use self::table::table;
 use self::{
     edge::{Edge, Ours},
     wire::{LISTED, Sink, Wire},
 };
+pub use self::{judgement::check_counted, table::table};
 use super::{
     frames::{self, Family, PORT, Protocol},
     report::lower,
@@ -225,7 +226,7 @@ fn backends(family: Family) -> [IpAddr; BACKENDS as usize] {
     })
 }
 
-/// Counts all balancers, with those numbers of Services whose rules a directory has. Each row is passed to `found` at
+/// Counts all balancers, kube-proxy with those numbers of Services whose rules a directory has. Each row is passed to `found` at
 /// once, because counting takes minutes.
 ///
 /// # Errors
@@ -238,16 +239,16 @@ pub fn count(rules: &Path, found: impl Fn(&Row)) -> Result<()> {
     let mut ours = Ours::load()?;
     for protocol in Protocol::ALL {
         let direct = count_direct(protocol).context("the direct wire")?;
-        let has_rules = |(_, services): &(Balancer, u32)| {
-            rules::files(rules, protocol, *services).all(|file| file.exists())
+        let edge = |(balancer, services)| Edge {
+            balancer,
+            services,
+            protocol,
+            rules,
         };
-        for (balancer, services) in each_size().filter(has_rules) {
-            let edge = Edge {
-                balancer,
-                services,
-                protocol,
-                rules,
-            };
+        for edge in each_size().map(edge).filter(|edge| edge.has_rules()) {
+            let Edge {
+                balancer, services, ..
+            } = edge;
             let counted = count_edge(edge, &mut ours);
             let counted = counted.with_context(|| format!("{} x {services}", balancer.name()))?;
             for (counted, direct) in counted.into_iter().zip(&direct) {

@@ -90,6 +90,8 @@ pub struct Live<'a> {
     pace: Pace,
     /// State of the sink at the beginning of a trial.
     nothing: Counted,
+    /// Whether the sink stays attached from trial to trial.
+    is_kept: bool,
 }
 
 /// The sink while it is attached.
@@ -158,7 +160,27 @@ impl<'a> Live<'a> {
             frames,
             flows,
             object,
+            is_kept: false,
         })
+    }
+
+    /// Has each frame take longer from now on: by so many eighths of a step of [`work`](xdp_prog::bench::work).
+    pub fn set_work(&mut self, eighths: u32) {
+        self.pace.work = eighths;
+    }
+
+    /// Does `work`, with many short trials, and attaches the sink once for all of them.
+    ///
+    /// # Errors
+    ///
+    /// When the sink cannot be attached or detached, and those of `work`.
+    pub fn keep_attached<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let attached = self.attach()?;
+        self.is_kept = true;
+        let outcome = work(self);
+        self.is_kept = false;
+        self.detach(attached)?;
+        outcome
     }
 
     fn attach(&mut self) -> Result<Attached> {
@@ -298,7 +320,11 @@ impl<'a> Live<'a> {
         work: impl FnOnce() -> T + Send,
     ) -> Result<(Trial, T)> {
         set_counted(&mut self.object, self.nothing)?;
-        let attached = self.attach()?;
+        let attached = if self.is_kept {
+            None
+        } else {
+            Some(self.attach()?)
+        };
         let (outcome, done) = thread::scope(|scope| {
             let beside = scope.spawn(work);
             let outcome = self.send(asked);
@@ -306,7 +332,7 @@ impl<'a> Live<'a> {
         });
         let sent = outcome.as_ref().map_or(0, |(_, _, pace)| pace.sent);
         let counted = self.await_count(sent.into());
-        self.detach(attached)?;
+        attached.map_or(Ok(()), |attached| self.detach(attached))?;
         let ((start, seconds, pace), counted) = (outcome?, counted?);
         ensure!(pace.sent > 0, "the generator has sent nothing");
         // Flows that were new in this trial are not new in the next.

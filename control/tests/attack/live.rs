@@ -119,6 +119,7 @@ fn load(list: &[Listed], rate: u64) -> Ebpf {
         patience: PATIENCE.as_nanos().try_into().unwrap(),
         frames,
         next: 0,
+        ..Schedule::default()
     };
     let entry = object.map_mut(map::SCHEDULE).unwrap();
     let mut entry = Array::<_, Schedule>::try_from(entry).unwrap();

@@ -65,6 +65,10 @@ pub struct Pace {
     pub new_flow: u32,
     /// Services; flows go to them in turn.
     pub services: u32,
+    /// Extra work for each frame ([`super::work`]).
+    pub work: u32,
+    /// What the extra work came to.
+    pub worked: u32,
 }
 
 impl Pace {
@@ -157,7 +161,7 @@ impl Counted {
 
 crate::abi::plain_data! {
     Numbered: 120,
-    Pace: 56,
+    Pace: 64,
     Counted: 40,
 }
 

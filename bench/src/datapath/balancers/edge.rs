@@ -48,6 +48,11 @@ impl Edge<'_> {
         }
     }
 
+    /// Tells whether all rules that it needs are there.
+    pub(super) fn has_rules(self) -> bool {
+        self.rule_files().iter().all(|(_, file)| file.exists())
+    }
+
     /// Starts it.
     pub(super) fn bring_up(self, wire: &mut Wire, ours: &mut Ours) -> Result<()> {
         match self.balancer {

@@ -37,11 +37,7 @@ pub(super) fn file(directory: &Path, protocol: Protocol, services: u32, kind: &s
 }
 
 /// Returns the files with the rules of so many Services, of both modes.
-pub(super) fn files(
-    directory: &Path,
-    protocol: Protocol,
-    services: u32,
-) -> impl Iterator<Item = PathBuf> {
+fn files(directory: &Path, protocol: Protocol, services: u32) -> impl Iterator<Item = PathBuf> {
     let kinds = [NFT, IPTABLES_V4, IPTABLES_V6].into_iter();
     kinds.map(move |kind| file(directory, protocol, services, kind))
 }

@@ -64,6 +64,8 @@ pub(super) struct Wire {
     edge: Namespace,
     /// Length of the frames that the sink is to get.
     length: u64,
+    /// Extra work for each frame, in eighths of a step.
+    work: u32,
 }
 
 impl Wire {
@@ -94,6 +96,7 @@ impl Wire {
             source,
             edge,
             length: 0,
+            work: 0,
         };
         wire.load_generator()?;
         wire.route()?;
@@ -194,6 +197,11 @@ impl Wire {
         Ok(())
     }
 
+    /// Has each frame take longer from now on: by so many eighths of a step of [`work`](xdp_prog::bench::work).
+    pub(super) fn set_work(&mut self, eighths: u32) {
+        self.work = eighths;
+    }
+
     /// Waits until the kernel's own packets, such as reports of multicast groups, are out.
     pub(super) fn settle(&mut self) -> Result<()> {
         let began = now_ns();
@@ -216,6 +224,7 @@ impl Wire {
         let schedule = Schedule {
             frames: among.into(),
             next: first.into(),
+            work: self.work,
             ..Schedule::default()
         };
         array_of(&mut self.object, map::SCHEDULE)?.set(0, schedule, 0)?;

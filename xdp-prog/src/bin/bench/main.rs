@@ -25,6 +25,7 @@ use xdp_prog::{
     bench::{
         Counted, Cursor, LISTED_LENGTH, Listed, Macs, NUMBER_LENGTH, NUMBERED_LENGTH, Numbered,
         OuterTemplate, PATTERN_LENGTH, Pace, Pattern, Schedule, TEMPLATE_LENGTH, Template, client,
+        work,
     },
     csum::{self, Sum},
     frame::{Frame, FrameMut},
@@ -146,6 +147,7 @@ fn generate_list(ctx: XdpContext) -> u32 {
         let frame = LIST.get(schedule.next)?;
         let next = schedule.next + 1;
         schedule.next = if next < schedule.frames { next } else { 0 };
+        schedule.worked = work(schedule.work, next);
         *XdpFrame::new(&ctx).view_mut::<[u8; LISTED_LENGTH]>(0)? = frame.bytes;
         // SAFETY: the helper has no preconditions; frames for an unknown device are dropped.
         Some(unsafe { bpf_redirect(frame.device, 0) })
@@ -169,6 +171,7 @@ fn generate_numbered(ctx: XdpContext) -> u32 {
             return None;
         }
         let number = pace.sent;
+        pace.worked = work(pace.work, number);
         let (flow, place) = pace.advance(*FLOWS.get(pace.next_flow)?)?;
         let numbered = NUMBERED.get(place)?;
         let mut frame = XdpFrame::new(&ctx);

@@ -178,6 +178,16 @@ pub fn comparable(
         let happens = format!("{} at {} s", event.what, event.at);
         ("scenario.event".to_owned(), happens)
     });
+    let cards = scenario.ports.iter().flat_map(|ports| {
+        let backend = ports.backend.iter().map(|port| ("backend", port));
+        [("client", &ports.client)].into_iter().chain(backend)
+    });
+    let cards = cards.map(|(role, port)| {
+        let driver = environment.get(&format!("nic.{}.driver", port.device));
+        // A card without a device of its own, such as a veth.
+        let driver = driver.map_or("virtual", String::as_str).to_owned();
+        (format!("scenario.card.{role}"), driver)
+    });
     let loads = scenario.loads.iter().zip(1..);
     let of_loads =
         loads.map(|(load, number)| (format!("scenario.load-{number}"), load.to_string()));
@@ -191,6 +201,7 @@ pub fn comparable(
             ("scenario.seconds".to_owned(), scenario.seconds.to_string()),
         ])
         .chain(of_loads)
+        .chain(cards)
         .chain(event)
         .collect()
 }

@@ -75,7 +75,8 @@ pub fn text(files: &Files) -> String {
         text += &format!("  {reason}\n");
     }
     if files.run.kept_up().next().is_some() {
-        for stream in [Stream::RoundTrip, Stream::Forward] {
+        let streams = [Stream::RoundTrip, Stream::Forward].into_iter();
+        for stream in streams.filter(|stream| sections::is_measured(&files.run, *stream)) {
             text += &format!("\n{}", sections::table_as_text(files, stream));
         }
     }

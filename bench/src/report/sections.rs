@@ -80,8 +80,10 @@ fn latency(files: &Files) -> Markup {
         h2 { "Latency" }
         p { "Round trip, from when a request was due to its answer, over all rounds." }
         (latencies(run, Stream::RoundTrip))
-        p { "The way there alone, from when a request was due to its arrival at a backend, which reads the same clock." }
-        (latencies(run, Stream::Forward))
+        @if is_measured(run, Stream::Forward) {
+            p { "The way there alone, from when a request was due to its arrival at a backend, which reads the same clock." }
+            (latencies(run, Stream::Forward))
+        }
         p.faint {
             "In brackets the 95 % interval from order statistics, which takes samples for independent. "
             "- stands for fewer than 10 samples above the percentile."
@@ -118,6 +120,12 @@ pub(super) fn percentile(run: &Run, figures: &Distribution, percentile: f64) -> 
         bound(one.low),
         bound(one.high)
     )
+}
+
+/// Tells whether a quantity is measured of the requests of any load.
+pub(super) fn is_measured(run: &Run, stream: Stream) -> bool {
+    let mut timed = run.timed();
+    timed.any(|series| run.scenario.streams(&series.load).contains(&stream))
 }
 
 fn latencies(run: &Run, stream: Stream) -> Markup {
@@ -278,7 +286,11 @@ fn limits(run: &Run) -> Markup {
             @if run.timed().count() == run.series.len() {
                 li { "Packet rates: the load is far below what the systems take." }
             }
-            li { "A network card: on veth the sender's core does the work of cable, router, edge and node." }
+            @if run.scenario.ports.is_none() {
+                li { "A network card: on veth the sender's core does the work of cable, router, edge and node." }
+            } @else {
+                li { "The cable and the device alone: the figures include this machine's network cards, their drivers and its kernel." }
+            }
             li { "Protocols, families and loads other than those above." }
             li { "The systems alone: the figures include the sockets at both ends, and XDP takes longer with what a socket sends than with what a network card receives." }
         }

@@ -8,7 +8,7 @@ use super::{
     BACKENDS, PlannedFlow,
     addresses::{self, FIRST_CLIENT_PORT, first_node},
     flows::flows_of_proof,
-    ports::planned_flows,
+    ports,
 };
 use crate::{
     load::{numbered, pktgen},
@@ -38,8 +38,8 @@ pub struct PlannedSeries {
 ///
 /// When the client has not enough ports for all flows.
 pub fn planned(scenario: &Scenario) -> Result<Vec<PlannedSeries>> {
-    if let Some(ports) = &scenario.ports {
-        return through_ports(scenario, ports);
+    if let Some(cards) = &scenario.ports {
+        return through_ports(scenario, cards);
     }
     let mut next_port = FIRST_CLIENT_PORT;
     let mut series = Vec::new();
@@ -74,19 +74,24 @@ pub fn planned(scenario: &Scenario) -> Result<Vec<PlannedSeries>> {
 }
 
 /// Lists the series of a wire with network cards.
-fn through_ports(scenario: &Scenario, ports: &Ports) -> Result<Vec<PlannedSeries>> {
+fn through_ports(scenario: &Scenario, cards: &Ports) -> Result<Vec<PlannedSeries>> {
+    let mut next_port = ports::FIRST_CLIENT_PORT;
     let mut series = Vec::new();
     for (load, number) in scenario.loads.iter().zip(1..) {
         for &system in &scenario.systems {
+            let first = next_port;
+            if !load.generator.makes_frames() {
+                next_port = first.saturating_add(u16::try_from(load.flows)?);
+            }
             let device = scenario.device_of(system);
             let device = device.with_context(|| format!("{system} is not under test"))?;
-            let backends = ports.backends(load.family);
+            let backends = cards.backends(load.family);
             series.push(PlannedSeries {
                 name: format!("{system}-{number}"),
                 system,
                 load: load.clone(),
                 targets: device.targets(load.family),
-                flows: planned_flows(ports, device, load)?,
+                flows: ports::planned_flows(cards, device, load, first)?,
                 backends: backends.iter().map(ToString::to_string).collect(),
             });
         }

@@ -13,19 +13,23 @@
 mod card;
 mod command;
 mod next_hop;
+mod reflector;
 mod traffic;
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU16, Ordering},
+    },
 };
 
 use anyhow::{Context, Result, bail};
 use fastpath::facts::received_by_queue;
 use lab::{AtEnd, Cidr, Mac, Namespace, Route, at_end};
 
-pub use self::card::reasons_against;
-use self::{card::Card, command::bring_up, traffic::Traffic};
+use self::{card::Card, command::Shell, reflector::start_responders, traffic::Traffic};
+pub use self::{card::reasons_against, reflector::Reflector};
 use super::{Counts, LinkDown, PlannedFlow, Responder, Wire, drops::of_kernel};
 use crate::{
     load::{
@@ -41,7 +45,7 @@ use crate::{
 };
 
 /// The client's port of the first flow; the others follow.
-const FIRST_CLIENT_PORT: u16 = 10_000;
+pub(super) const FIRST_CLIENT_PORT: u16 = 10_000;
 
 /// The device that is up, and how to reach it.
 #[derive(Clone, Debug)]
@@ -59,8 +63,11 @@ pub(super) struct Cards {
     // Dropped in order: the device is taken down, programs end, the cards are given back.
     _down: AtEnd,
     _responders: Vec<Responder>,
+    shell: Shell,
     active: Arc<Mutex<Option<Active>>>,
     changes: Mutex<u64>,
+    /// The client's port of the next flow.
+    next_port: AtomicU16,
     client: Card,
     backend: Option<Card>,
     scenario: Scenario,
@@ -76,15 +83,19 @@ impl Cards {
     /// When a card cannot be taken.
     pub(super) fn start(scenario: &Scenario) -> Result<Self> {
         let ports = scenario.ports.clone().context("the wire has ports")?;
+        let shell = Shell::default();
         for device in &scenario.under_test {
             // It may be down.
-            let _ = command::take_down(device);
+            let _ = shell.take_down(device);
         }
         let active: Arc<Mutex<Option<Active>>> = Arc::default();
-        let of_end = Arc::clone(&active);
+        let (of_end, shell_of_end) = (Arc::clone(&active), shell.clone());
         let down = at_end(move || {
+            // Whoever changes it waits for a command, which is ended.
+            let _ = shell_of_end.close(None);
             let active = of_end.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(Err(error)) = active.map(|active| command::take_down(&active.device)) {
+            let device = active.as_ref().map(|active| &active.device);
+            if let Err(error) = shell_of_end.close(device) {
                 eprintln!("guideway-bench: {error:#}");
             }
         });
@@ -105,8 +116,10 @@ impl Cards {
         let mut cards = Self {
             _down: down,
             _responders: Vec::new(),
+            shell,
             active,
             changes: Mutex::default(),
+            next_port: AtomicU16::new(FIRST_CLIENT_PORT),
             client,
             backend,
             scenario: scenario.clone(),
@@ -114,30 +127,21 @@ impl Cards {
             backends,
         };
         if let Some(card) = &cards.backend {
-            let services = cards.services_of_backends()?;
-            let addresses = |family| cards.ports.backends(family);
-            let [v4, v6] = AddressFamily::ALL.map(addresses);
-            cards._responders = start_responders(card, [&v4, &v6], &services, &cards.backends)?;
+            let addresses = AddressFamily::ALL.map(|family| cards.ports.backends(family));
+            let targets = cards.targets();
+            cards._responders = start_responders(card, &addresses, &targets, &cards.backends)?;
         }
         Ok(cards)
     }
 
-    /// Returns the targets that are no backend's address. A device that does not translate sends packets for them to the
-    /// backends' card.
-    fn services_of_backends(&self) -> Result<Vec<SocketAddr>> {
-        let backends: Vec<IpAddr> = AddressFamily::ALL
-            .iter()
-            .flat_map(|family| self.ports.backends(*family))
-            .collect();
+    /// Returns where flows go to.
+    fn targets(&self) -> Vec<SocketAddr> {
         let devices = self.scenario.under_test.iter();
-        let all = devices.flat_map(|device| &device.to);
-        let mut services: Vec<SocketAddr> = all
-            .map(|text| text.parse::<SocketAddr>())
-            .collect::<Result<_, _>>()?;
-        services.sort_unstable();
-        services.dedup();
-        services.retain(|service| !backends.contains(&service.ip()));
-        Ok(services)
+        let of = |device: &UnderTest| AddressFamily::ALL.map(|family| device.targets(family));
+        let mut all: Vec<SocketAddr> = devices.flat_map(of).flatten().collect();
+        all.sort_unstable();
+        all.dedup();
+        all
     }
 
     /// Brings a system up, if it is not; returns the number of the change that did.
@@ -148,9 +152,11 @@ impl Cards {
         {
             return Ok(active.clone());
         }
-        if let Some(before) = active.take() {
-            command::take_down(&before.device)?;
+        // Until it is down, it is to be taken down in the end.
+        if let Some(before) = active.as_ref() {
+            self.shell.take_down(&before.device)?;
         }
+        *active = None;
         let device = self.scenario.device_of(system);
         let device = device
             .with_context(|| format!("{system} is not under test"))?
@@ -165,7 +171,7 @@ impl Cards {
         // From here on it is taken down in the end, though it may be half up.
         *active = Some(began.clone());
         drop(active);
-        bring_up(&device)?;
+        self.shell.bring_up(&device)?;
         let next_hops = self.route(&device)?;
         let up = Active { next_hops, ..began };
         *self.active() = Some(up.clone());
@@ -232,79 +238,8 @@ fn set_default(card: &Card, family: AddressFamily, via: Option<IpAddr>) -> Resul
     Ok(card.namespace().replace_route(&route)?)
 }
 
-/// Starts a backend for each address; the first answers for Services that nothing translates, too.
-fn start_responders(
-    card: &Card,
-    addresses: [&[IpAddr]; 2],
-    services: &[SocketAddr],
-    backends: &Backends,
-) -> Result<Vec<Responder>> {
-    let mut own: Vec<IpAddr> = services.iter().map(SocketAddr::ip).collect();
-    own.dedup();
-    let loopback = card.namespace().link("lo")?;
-    for address in own {
-        loopback.add_address(Cidr::host(address))?;
-    }
-    let start = |number: usize| {
-        let own = addresses.iter().filter_map(|family| family.get(number));
-        let mut at: Vec<SocketAddr> = own
-            .map(|&address| SocketAddr::new(address, crate::scenario::BACKEND_PORT))
-            .collect();
-        if number == 0 {
-            at.extend(services);
-        }
-        let mark = u16::try_from(number)?;
-        Responder::start(
-            card.namespace(),
-            &at,
-            mark,
-            backends.marks,
-            &backends.arrivals,
-        )
-    };
-    (0..backends.number).map(start).collect()
-}
-
-/// Answers at a card of this machine, until the guard is dropped: the far end of the wire `reflector`.
-#[derive(Debug)]
-pub struct Reflector {
-    _responders: Vec<Responder>,
-    _card: Card,
-}
-
-impl Reflector {
-    /// Takes a card, each of whose addresses is a backend. Answers leave by the next hops, one of each family at most.
-    ///
-    /// # Errors
-    ///
-    /// When the card cannot be taken.
-    pub fn start(port: &Port, via: &[String]) -> Result<Self> {
-        let card = Card::take(port, "reflector")?;
-        let of = |family: AddressFamily| -> Vec<IpAddr> {
-            let all = port.prefixes().map(|prefix| prefix.address);
-            all.filter(|address| family.has(*address)).collect()
-        };
-        let [v4, v6] = AddressFamily::ALL.map(of);
-        for family in AddressFamily::ALL
-            .into_iter()
-            .filter(|family| port.address(*family).is_some())
-        {
-            set_default(&card, family, hop_of(via, family))?;
-        }
-        let backends = Backends {
-            marks: Key::KNOWN,
-            number: v4.len().max(v6.len()),
-            arrivals: Arrivals::ignored(),
-        };
-        let responders = start_responders(&card, [&v4, &v6], &[], &backends)?;
-        Ok(Self {
-            _responders: responders,
-            _card: card,
-        })
-    }
-}
-
-/// Returns the flows of a load to a device, with the backends that must answer where that is known.
+/// Returns the flows of a load to a device, with the backends that must answer where that is known. `first_port` is the
+/// client's port of the first one, where the generator makes no frames.
 ///
 /// # Errors
 ///
@@ -313,6 +248,7 @@ pub(super) fn planned_flows(
     ports: &Ports,
     device: &UnderTest,
     load: &Load,
+    first_port: u16,
 ) -> Result<Vec<PlannedFlow>> {
     let targets = device.targets(load.family);
     let backends = ports.backends(load.family);
@@ -331,7 +267,7 @@ pub(super) fn planned_flows(
             Some(client) => *client,
             None if makes_frames => numbered::client(load.family, number),
             None => {
-                let port = u16::try_from(number)?.checked_add(FIRST_CLIENT_PORT);
+                let port = u16::try_from(number)?.checked_add(first_port);
                 SocketAddr::new(client, port.context("the client has no port left")?)
             }
         };
@@ -348,7 +284,14 @@ pub(super) fn planned_flows(
 
 impl Wire for Cards {
     fn open(&self, system: System, load: &Load) -> Result<Box<dyn Generator + '_>> {
-        let mut traffic = Traffic::new(self, system, load);
+        let flows = u16::try_from(load.flows).unwrap_or(0);
+        let taken = if load.generator.makes_frames() {
+            0
+        } else {
+            flows
+        };
+        let first_port = self.next_port.fetch_add(taken, Ordering::Relaxed);
+        let mut traffic = Traffic::new(self, system, load, first_port);
         traffic.prepare()?;
         Ok(match Goal::of(load.search) {
             Some(goal) => Box::new(Searching::new(Box::new(traffic), goal)),

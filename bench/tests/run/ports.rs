@@ -1,6 +1,11 @@
 //! The wires `ports` and `reflector`. Cables of a bridge stand for network cards and their switch, and namespaces for
 //! machines: the bench's own one, the device under test, and the reflector.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "clippy knows test functions, not the helpers beside them"
+)]
+
 use std::{
     fs,
     path::Path,
@@ -39,10 +44,10 @@ impl Segment {
             let key = format!("net/ipv4/conf/{sysctl}/send_redirects");
             device.set_sysctl(&key, "0").unwrap();
         }
-        let _resident = Process::spawn(device.command("sleep").arg("10000")).unwrap();
+        let running = Process::spawn(device.command("sleep").arg("10000")).unwrap();
         let segment = Self {
-            resident: _resident.id(),
-            _resident,
+            resident: running.id(),
+            _resident: running,
             machine,
             device,
             switch,
@@ -334,10 +339,9 @@ fn cards_in_use_are_refused_unless_they_are_given_up() {
     };
     write(CARDS);
     let refused = |because: &str| {
-        let output = segment.command(&["preflight", &file, "--max-noise", "100"]);
-        let mut output = output;
-        output.env("SSH_CONNECTION", "203.0.113.7 50022 10.9.9.9 22");
-        let output = output.output().unwrap();
+        let mut command = segment.command(&["preflight", &file, "--max-noise", "100"]);
+        command.env("SSH_CONNECTION", "203.0.113.7 50022 10.9.9.9 22");
+        let output = command.output().unwrap();
         let expected = if because.is_empty() { 0 } else { 2 };
         assert_eq!(
             output.status.code(),

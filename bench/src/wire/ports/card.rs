@@ -5,16 +5,20 @@ use std::{
     env, fs,
     net::IpAddr,
     process::{self, Command},
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
-use lab::{AtEnd, Link, Namespace, at_end, output};
+use lab::{AtEnd, Link, Namespace, at_end, output, wait_for};
 use serde_json::Value;
 
 use crate::scenario::Port;
 
 /// What the kernel answers ARP for, and from which address it asks: only the card's own.
 const SYSCTLS: [(&str, &str); 2] = [("arp_ignore", "1"), ("arp_announce", "2")];
+
+/// How long the kernel may take to give a card back.
+const RETURN_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A card in a namespace. On drop, or when a signal ends this program, it is given back with its addresses. After
 /// SIGKILL, the kernel gives it back, when the next run removes the namespace, but down and without addresses.
@@ -107,7 +111,7 @@ impl Before {
 /// Returns the reasons not to take a card, each with its remedy.
 pub fn reasons_against(port: &Port) -> Vec<String> {
     let device = &port.device;
-    let Ok(link) = show(&["link", "show", "dev", device]) else {
+    let Ok(link) = find(device) else {
         return vec![format!("there is no interface {device}: name another one")];
     };
     let mut reasons = Vec::new();
@@ -148,6 +152,18 @@ pub fn reasons_against(port: &Port) -> Vec<String> {
         ));
     }
     reasons
+}
+
+/// Finds an interface. A run that was killed may have left it in a namespace, which the kernel takes down in the background.
+fn find(device: &str) -> Result<Value> {
+    let look = || show(&["link", "show", "dev", device]);
+    look().or_else(|_| {
+        lab::sweep();
+        let awaited = format!("there is an interface {device}");
+        Ok(wait_for(&awaited, RETURN_TIMEOUT, || {
+            look().map_err(|error| format!("{error:#}"))
+        })?)
+    })
 }
 
 /// Tells whether a route leaves by a device, alone or among others.

@@ -5,12 +5,16 @@ use std::{
     io::{Read as _, Seek as _},
     os::unix::process::CommandExt as _,
     process::{Command, Stdio},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use lab::wait_for;
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::{
+    fs::{MemfdFlags, memfd_create},
+    process::{Pid, Signal, kill_process_group},
+};
 
 use crate::scenario::{Commands, UnderTest};
 
@@ -19,60 +23,108 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// The variable by which commands learn the name of the device.
 const VARIABLE: &str = "GUIDEWAY_BENCH_SYSTEM";
 
-/// Brings a device up, and waits until its check succeeds.
-///
-/// # Errors
-///
-/// When a command fails, with what it wrote.
-pub(super) fn bring_up(device: &UnderTest) -> Result<()> {
-    let Commands { up, check, .. } = &device.commands;
-    if let Some(up) = up {
-        run(up, &device.name).with_context(|| format!("bringing {} up", device.name))?;
-    }
-    if let Some(check) = check {
-        let awaited = format!("the check of {} succeeds", device.name);
-        wait_for(&awaited, TIMEOUT, || {
-            run(check, &device.name).map_err(|error| format!("{error:#}"))
-        })?;
-    }
-    Ok(())
+/// Runs the commands of devices, one at a time. All clones are the same.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Shell(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// The process group of the command that runs.
+    running: Option<Pid>,
+    /// Whether the end has come: only commands that take a device down are run.
+    is_closed: bool,
 }
 
-/// Takes a device down.
-///
-/// # Errors
-///
-/// As for [`bring_up`].
-pub(super) fn take_down(device: &UnderTest) -> Result<()> {
-    match &device.commands.down {
-        Some(down) => {
-            run(down, &device.name).with_context(|| format!("taking {} down", device.name))
+impl Shell {
+    /// Brings a device up, and waits until its check succeeds.
+    ///
+    /// # Errors
+    ///
+    /// When a command fails, with what it wrote.
+    pub(super) fn bring_up(&self, device: &UnderTest) -> Result<()> {
+        let Commands { up, check, .. } = &device.commands;
+        if let Some(up) = up {
+            self.run(up, &device.name)
+                .with_context(|| format!("bringing {} up", device.name))?;
         }
-        None => Ok(()),
+        if let Some(check) = check {
+            let awaited = format!("the check of {} succeeds", device.name);
+            let try_once = || self.run(check, &device.name);
+            wait_for(&awaited, TIMEOUT, || {
+                try_once().map_err(|error| format!("{error:#}"))
+            })?;
+        }
+        Ok(())
     }
-}
 
-/// Runs a command until the shell ends. What it leaves in the background goes on, also when a terminal interrupts this
-/// program.
-fn run(command: &str, device: &str) -> Result<()> {
-    // Not a pipe: what goes on in the background would keep it open.
-    let mut written = File::from(memfd_create("output", MemfdFlags::CLOEXEC)?);
-    let status = Command::new("sh")
-        .args(["-c", command])
-        .env(VARIABLE, device)
-        .stdin(Stdio::null())
-        .stdout(written.try_clone()?)
-        .stderr(written.try_clone()?)
-        .process_group(0)
-        .status()
-        .context("starting a shell")?;
-    if status.success() {
-        return Ok(());
+    /// Takes a device down.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::bring_up`].
+    pub(super) fn take_down(&self, device: &UnderTest) -> Result<()> {
+        match &device.commands.down {
+            Some(down) => self
+                .run(down, &device.name)
+                .with_context(|| format!("taking {} down", device.name)),
+            None => Ok(()),
+        }
     }
-    let mut text = String::new();
-    written.rewind()?;
-    written.read_to_string(&mut text).unwrap_or_default();
-    bail!("{command}: {status}; its output:\n{text}")
+
+    /// Ends the command that runs, and takes a device down. No other command is begun from then on.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::bring_up`].
+    pub(super) fn close(&self, device: Option<&UnderTest>) -> Result<()> {
+        let running = {
+            let mut state = self.state();
+            state.is_closed = true;
+            state.running.take()
+        };
+        if let Some(group) = running {
+            // It may have ended since.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+        device.map_or(Ok(()), |device| Self::default().take_down(device))
+    }
+
+    /// Runs a command until the shell ends. What it leaves in the background goes on, also when a terminal interrupts this
+    /// program.
+    fn run(&self, command: &str, device: &str) -> Result<()> {
+        // Not a pipe: what goes on in the background would keep it open.
+        let mut written = File::from(memfd_create("output", MemfdFlags::CLOEXEC)?);
+        let mut shell = Command::new("sh");
+        shell
+            .args(["-c", command])
+            .env(VARIABLE, device)
+            .stdin(Stdio::null())
+            .stdout(written.try_clone()?)
+            .stderr(written.try_clone()?)
+            .process_group(0);
+        let mut child = {
+            let mut state = self.state();
+            ensure!(!state.is_closed, "the run is interrupted");
+            let child = shell.spawn().context("starting a shell")?;
+            state.running = Some(Pid::from_child(&child));
+            child
+        };
+        let status = child.wait();
+        self.state().running = None;
+        let status = status.context("waiting for a shell")?;
+        if status.success() {
+            return Ok(());
+        }
+        let mut text = String::new();
+        written.rewind()?;
+        // What is no text is not shown.
+        written.read_to_string(&mut text).unwrap_or_default();
+        bail!("{command}: {status}; its output:\n{text}")
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[cfg(test)]
@@ -95,21 +147,44 @@ mod tests {
 
     #[test]
     fn commands_know_the_device_and_failures_tell_what_was_written() {
-        bring_up(&device("test $GUIDEWAY_BENCH_SYSTEM = one", "true")).unwrap();
-        let error = bring_up(&device("echo no cable; exit 4", "true")).unwrap_err();
+        let shell = Shell::default();
+        shell
+            .bring_up(&device("test $GUIDEWAY_BENCH_SYSTEM = one", "true"))
+            .unwrap();
+        let error = shell
+            .bring_up(&device("echo no cable; exit 4", "true"))
+            .unwrap_err();
         let told = format!("{error:#}");
         assert!(
             told.contains("bringing one up") && told.contains("no cable"),
             "{told}"
         );
-        let error = take_down(&device("", "")).unwrap_err();
+        let error = shell.take_down(&device("", "")).unwrap_err();
         assert!(format!("{error:#}").contains("exit status: 3"), "{error:#}");
     }
 
     #[test]
     fn what_stays_in_the_background_holds_nothing_up() {
         let began = std::time::Instant::now();
-        bring_up(&device("sleep 20 & echo $!", "true")).unwrap();
+        Shell::default()
+            .bring_up(&device("sleep 20 & echo $!", "true"))
+            .unwrap();
         assert!(began.elapsed() < Duration::from_secs(15));
+    }
+
+    #[test]
+    fn at_the_end_the_command_that_runs_is_ended_and_none_is_begun() {
+        let shell = Shell::default();
+        let (other, began) = (shell.clone(), std::time::Instant::now());
+        let running = std::thread::spawn(move || other.bring_up(&device("sleep 60", "true")));
+        while shell.state().running.is_none() {
+            std::thread::yield_now();
+        }
+        let error = shell.close(Some(&device("", ""))).unwrap_err();
+        assert!(format!("{error:#}").contains("exit status: 3"), "{error:#}");
+        running.join().unwrap().unwrap_err();
+        assert!(began.elapsed() < Duration::from_secs(45));
+        let error = shell.bring_up(&device("true", "true")).unwrap_err();
+        assert!(format!("{error:#}").contains("interrupted"), "{error:#}");
     }
 }

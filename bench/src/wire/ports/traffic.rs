@@ -27,6 +27,8 @@ pub(super) struct Traffic<'a> {
     cards: &'a Cards,
     system: System,
     load: Load,
+    /// The client's port of the first flow.
+    first_port: u16,
     /// The change that brought the device up when the rest was opened; 0 for none.
     change: u64,
     /// Whether flows learn before each trial which backend is theirs: a device may have forgotten them.
@@ -42,11 +44,12 @@ enum Opened<'a> {
 }
 
 impl<'a> Traffic<'a> {
-    pub(super) fn new(cards: &'a Cards, system: System, load: &Load) -> Self {
+    pub(super) fn new(cards: &'a Cards, system: System, load: &Load, first_port: u16) -> Self {
         Self {
             cards,
             system,
             load: load.clone(),
+            first_port,
             change: 0,
             learns: false,
             opened: Opened::Nothing,
@@ -78,7 +81,12 @@ impl<'a> Traffic<'a> {
     }
 
     fn open_flows(&mut self, active: &Active) -> Result<Vec<Flow>> {
-        let planned = planned_flows(&self.cards.ports, &active.device, &self.load)?;
+        let planned = planned_flows(
+            &self.cards.ports,
+            &active.device,
+            &self.load,
+            self.first_port,
+        )?;
         self.learns = planned.iter().any(|flow| flow.backend.is_none());
         let flows = planned
             .iter()

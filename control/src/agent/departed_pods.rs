@@ -29,6 +29,8 @@ pub(super) struct DepartedPods {
     pods: BTreeMap<ServiceKey, BTreeMap<BackendKey, Departed>>,
     /// Whether pods may have gone since the addresses were last listed.
     is_due: bool,
+    /// The addresses that were listed last, until they are used.
+    listed: Option<PodAddresses>,
 }
 
 /// A pod that has left.
@@ -48,7 +50,7 @@ impl DepartedPods {
         self.follow(services, own_pods, now);
         // To list all addresses takes a request for each pod here.
         if (self.is_due || self.any(|_, departed| departed.devices.is_none()))
-            && let Some(there) = addresses()
+            && let Some(there) = self.listed.take().or_else(addresses)
         {
             self.retain_there(&there, now);
             self.is_due = false;
@@ -65,6 +67,7 @@ impl DepartedPods {
             return false;
         };
         self.is_due |= self.any(|pod, departed| !departed.is_kept(pod, &there, now));
+        self.listed = self.is_due.then_some(there);
         self.is_due
     }
 
@@ -240,6 +243,18 @@ services:
         there
     }
 
+    /// The services with and without a pod, and what is noted of that pod once it has left.
+    fn one_left(start: Instant) -> (Services, Services, DepartedPods) {
+        let without = "      - {address: 10.244.1.6, node: 10.0.0.1}\n";
+        let all = services(SERVICES);
+        let fewer = services(&SERVICES.replace(without, ""));
+        let mut departed = DepartedPods::default();
+        departed.follow(&all, delivered(&all), start);
+        assert_eq!(departed.added_to(&all), all);
+        departed.follow(&fewer, delivered(&all), start);
+        (all, fewer, departed)
+    }
+
     /// What the tables have: the pods of all services.
     fn delivered(all: &Services) -> impl Fn(&ServiceKey) -> Vec<BackendKey> {
         let all = all.clone();
@@ -254,16 +269,9 @@ services:
 
     #[test]
     fn pod_that_left_is_delivered_to_until_it_has_gone_or_a_day_is_over() {
-        let all = services(SERVICES);
-        let without = "      - {address: 10.244.1.6, node: 10.0.0.1}\n";
-        let fewer = services(&SERVICES.replace(without, ""));
         let there = addresses(&[([10, 244, 1, 5], 7), ([10, 244, 1, 6], 8)]);
         let start = Instant::now();
-        let mut departed = DepartedPods::default();
-        departed.follow(&all, delivered(&all), start);
-        assert_eq!(departed.added_to(&all), all);
-
-        departed.follow(&fewer, delivered(&all), start);
+        let (all, fewer, mut departed) = one_left(start);
         departed.retain_there(&there, start);
         let kept = departed.added_to(&fewer);
         assert_eq!(
@@ -284,13 +292,8 @@ services:
 
     #[test]
     fn another_pod_that_gets_the_address_is_not_delivered_to() {
-        let all = services(SERVICES);
-        let without = "      - {address: 10.244.1.6, node: 10.0.0.1}\n";
-        let fewer = services(&SERVICES.replace(without, ""));
         let start = Instant::now();
-        let mut departed = DepartedPods::default();
-        departed.follow(&all, delivered(&all), start);
-        departed.follow(&fewer, delivered(&all), start);
+        let (_, fewer, mut departed) = one_left(start);
         departed.retain_there(&addresses(&[([10, 244, 1, 6], 8)]), start);
         let kept = departed.added_to(&fewer);
         assert_ne!(kept, fewer);
@@ -307,13 +310,8 @@ services:
 
     #[test]
     fn addresses_are_listed_when_a_pod_has_left_and_when_a_device_has_gone() {
-        let all = services(SERVICES);
-        let without = "      - {address: 10.244.1.6, node: 10.0.0.1}\n";
-        let fewer = services(&SERVICES.replace(without, ""));
         let start = Instant::now();
-        let mut departed = DepartedPods::default();
-        departed.follow(&all, delivered(&all), start);
-        departed.follow(&fewer, delivered(&all), start);
+        let (all, fewer, mut departed) = one_left(start);
         assert!(departed.any(|_, pod| pod.devices.is_none()));
         // The loopback device has the first index of every namespace.
         departed.retain_there(&addresses(&[([10, 244, 1, 6], 1)]), start);

@@ -1,7 +1,7 @@
 //! Lists that get shorter: owners whose day is over, and room for others where the table is full.
 //!
-//! A list is shortened in its place, from its oldest end, so that this needs no room itself. Slots, half of whose lists'
-//! runs get free that way, leave gaps; lists that follow are copied into these, so that long runs get free, too.
+//! A list is shortened where it lies, from its oldest end, which takes no room. What gets free lies in gaps between other
+//! lists, too short for a new one. Lists behind the gaps are copied into them, so that longer runs get free.
 
 use std::collections::{BTreeMap, HashMap};
 

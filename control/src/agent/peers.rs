@@ -18,7 +18,7 @@ use crate::peers::{Owners, PeerStates, Summary, Told};
 use crate::versions::sides;
 
 /// Slots of which the agent tells at one go. It does nothing else meanwhile.
-const SLOTS_AT_ONCE: usize = 1 << 16;
+const SLOTS_AT_ONCE: usize = 1 << 15;
 /// Shortest time between two digests of all services. Owners that expire change lists, whichever those are.
 const DIGEST_PAUSE: Duration = Duration::from_secs(30);
 
@@ -97,10 +97,10 @@ impl Peering {
         let summary = Some(self.digested.summary.clone());
         self.summaries.send_if_modified(|before| {
             // The sums tell; to compare every service would take long.
-            let is_new =
-                before.as_ref().map(Summary::whole) != summary.as_ref().map(Summary::whole);
+            let both = before.as_ref().zip(summary.as_ref());
+            let is_known = both.is_some_and(|(before, now)| before.is_as(now));
             *before = summary;
-            is_new
+            !is_known
         });
     }
 }
@@ -122,7 +122,9 @@ impl Agent {
         if self.peering.states.is_none() || self.waits_for_state() {
             return;
         }
-        self.peering.digested.follow(&self.tables, Instant::now());
+        let digested = &mut self.peering.digested;
+        digested.summary.set_seed(self.config.desired.hash_seed);
+        digested.follow(&self.tables, Instant::now());
         self.peering.publish();
     }
 
@@ -145,6 +147,7 @@ impl Agent {
         let nodes = &self.config.desired.nodes;
         let is_node = |node: &IpAddr| nodes.contains(node);
         let before = self.tables.changes_of_pasts();
+        let nodes_before = self.tables.nodes_of_past_owners();
         let mut all = TakenOwners::default();
         for (key, owners) in told {
             let is_known = |backend: &fastpath::tables::BackendKey| is_node(&backend.address);
@@ -157,8 +160,8 @@ impl Agent {
         let keys = told.iter().map(|(key, _)| *key);
         self.peering.digested.note_taken(&self.tables, keys, before);
         self.peering.publish();
-        if all.slots > 0 {
-            // Nodes of past owners need next hops.
+        // Nodes of past owners need next hops.
+        if self.tables.nodes_of_past_owners() != nodes_before {
             self.settle();
         }
         all

@@ -109,7 +109,10 @@ where
 /// Returns the answer to a request; `None` if the tables are gone.
 async fn answer_to<O: Owners>(request: Request, owners: &O) -> Option<Vec<u8>> {
     match request {
-        Request::Digest => Some(encode_digest(owners.summary().whole)),
+        Request::Digest => {
+            let summary = owners.summary();
+            Some(encode_digest(summary.whole, summary.seed))
+        }
         Request::Services(after) => {
             let services = owners.summary().services;
             let page = match after {

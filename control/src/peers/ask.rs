@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
-use super::digest::{Digest, Summary};
+use super::digest::{Digest, SeedFingerprint, Summary};
 use super::frame::{Connection, FRAME_BYTES, Instance};
 use super::key::{Key, Side};
 use super::message::{
@@ -84,8 +84,16 @@ pub(super) async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
         left: MOST_BYTES,
     };
     let answer = peer.ask(&Request::Digest).await?;
+    let (whole, seed) = decode_digest(&answer)?;
+    if seed != question.own.seed {
+        let digits = |seed: SeedFingerprint| String::from_utf8_lossy(&seed).into_owned();
+        return Err(Refusal::OtherSeed {
+            theirs: digits(seed),
+            ours: digits(question.own.seed),
+        });
+    }
     let mut heard = Heard {
-        whole: decode_digest(&answer)?,
+        whole,
         ..Heard::default()
     };
     let own = question.own.whole;

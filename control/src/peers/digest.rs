@@ -8,9 +8,13 @@ use ring::digest::{SHA256, digest};
 
 use super::message::Writer;
 use crate::desired::ServiceKey;
+use crate::hash::fingerprint;
 
 /// The first half of a SHA-256.
 pub(crate) type Digest = u128;
+
+/// Four hexadecimal digits.
+pub(super) type SeedFingerprint = [u8; 4];
 
 /// The digests of all services that edges share. A clone shares everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,6 +22,8 @@ pub(crate) struct Summary {
     pub(super) services: OrdMap<ServiceKey, Digest>,
     /// The sum of them all.
     pub(super) whole: Digest,
+    /// The fingerprint of the hash seed. Edges with another seed have other owners in all slots.
+    pub(super) seed: SeedFingerprint,
 }
 
 impl Summary {
@@ -29,8 +35,20 @@ impl Summary {
     }
 
     /// Returns the digest of all.
+    #[cfg(test)]
     pub(crate) const fn whole(&self) -> Digest {
         self.whole
+    }
+
+    /// Tells whether nothing has changed since another summary of this edge.
+    pub(crate) fn is_as(&self, other: &Self) -> bool {
+        (self.whole, self.seed) == (other.whole, other.seed)
+    }
+
+    /// Sets the hash seed with which the owners were computed.
+    pub(crate) fn set_seed(&mut self, seed: u64) {
+        let digits = fingerprint(seed).into_bytes();
+        self.seed = digits.try_into().unwrap_or_default();
     }
 
     /// Replaces the owners of a service; `None` if edges do not share it.

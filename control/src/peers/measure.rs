@@ -18,7 +18,7 @@ use super::{Network, Owners, PeerStates, Told, Turns, serve};
 use crate::desired::ServiceKey;
 
 const SERVICES: u16 = 10_000;
-const SLOTS_AT_ONCE: usize = 1 << 16;
+const SLOTS_AT_ONCE: usize = 1 << 15;
 
 /// Tables behind a lock in place of an agent.
 #[derive(Clone)]

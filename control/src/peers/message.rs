@@ -9,7 +9,7 @@ use fastpath::tables::{BackendKey, FormerOwner, OwnedSlot, Protocol, SlotOwners}
 use xdp_prog::abi::MAX_PAST_OWNERS;
 use xdp_prog::maglev::MAX_LOG2_LEN;
 
-use super::digest::Digest;
+use super::digest::{Digest, SeedFingerprint};
 use super::refusal::Refusal;
 use crate::desired::{ServiceKey, unusable};
 
@@ -85,13 +85,16 @@ impl Request {
     }
 }
 
-pub(super) fn encode_digest(digest: Digest) -> Vec<u8> {
-    digest.to_be_bytes().to_vec()
+/// Encodes the digest of all services, and the fingerprint of the hash seed.
+pub(super) fn encode_digest(whole: Digest, seed: SeedFingerprint) -> Vec<u8> {
+    [&whole.to_be_bytes()[..], &seed].concat()
 }
 
-pub(super) fn decode_digest(bytes: &[u8]) -> Result<Digest, Refusal> {
-    let digest = bytes.try_into().map(Digest::from_be_bytes);
-    digest.map_err(|_| Refusal::Contradictory("no digest"))
+pub(super) fn decode_digest(bytes: &[u8]) -> Result<(Digest, SeedFingerprint), Refusal> {
+    let mut from = Reader(bytes);
+    let whole = from.array().map(Digest::from_be_bytes)?;
+    let seed = from.array()?;
+    from.end().map(|()| (whole, seed))
 }
 
 impl ServicesPage {
@@ -128,7 +131,7 @@ impl ServicesPage {
             if last.is_some_and(|last| *last >= key) {
                 return Err(Refusal::Contradictory("services out of order"));
             }
-            services.push((key, decode_digest(from.take(size_of::<Digest>())?)?));
+            services.push((key, Digest::from_be_bytes(from.array()?)));
         }
         from.end()?;
         if has_more && services.is_empty() {

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 
+use crate::render::printable;
+
 /// Why an exchange failed or a message was refused. Nothing changes then.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
@@ -18,17 +20,20 @@ pub(crate) enum Refusal {
     TooLarge(u64),
     /// The message contradicts itself or the request.
     Contradictory(&'static str),
+    /// The peer has another hash seed, so all its slots have other owners. These are the fingerprints.
+    OtherSeed { theirs: String, ours: String },
 }
 
 impl Refusal {
     /// The labels of all reasons, for metrics.
-    pub(super) const LABELS: [&str; 6] = [
+    pub(super) const LABELS: [&str; 7] = [
         "unreachable",
         "timed_out",
         "version",
         "not_authentic",
         "too_large",
         "contradictory",
+        "other_seed",
     ];
 
     /// Returns the place of its label.
@@ -40,6 +45,7 @@ impl Refusal {
             Self::NotAuthentic => 3,
             Self::TooLarge(_) => 4,
             Self::Contradictory(_) => 5,
+            Self::OtherSeed { .. } => 6,
         }
     }
 
@@ -60,6 +66,12 @@ impl fmt::Display for Refusal {
             }
             Self::TooLarge(bytes) => write!(f, "{bytes} bytes are more than an exchange takes"),
             Self::Contradictory(what) => write!(f, "contradictory: {what}"),
+            Self::OtherSeed { theirs, ours } => write!(
+                f,
+                "its hash_seed has the fingerprint {}, this edge's {}: set the same on all edges",
+                printable(theirs),
+                ours
+            ),
         }
     }
 }

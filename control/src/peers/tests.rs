@@ -233,7 +233,7 @@ async fn services_for_which_there_was_no_time_come_first_next_time() {
 
 async fn honest_answer(tables: &Fake, body: &[u8]) -> Vec<u8> {
     match Request::decode(body).unwrap() {
-        Request::Digest => encode_digest(tables.summary().whole),
+        Request::Digest => encode_digest(tables.summary().whole, [0; 4]),
         Request::Services(_) => ServicesPage::of(tables.summary().services.iter()).encode(),
         Request::Owners(keys) => encode_owners(&tables.owners(keys).await.unwrap()),
     }
@@ -253,7 +253,7 @@ fn lies() -> Vec<(&'static str, &'static str, Lie)> {
     }
     fn with_owners(request: &Request, owners: &[u8]) -> Vec<u8> {
         match request {
-            Request::Digest => encode_digest(1),
+            Request::Digest => encode_digest(1, [0; 4]),
             Request::Services(_) => page(&[1, 2], false),
             Request::Owners(_) => owners.to_vec(),
         }
@@ -265,12 +265,13 @@ fn lies() -> Vec<(&'static str, &'static str, Lie)> {
     }
     vec![
         ("no digest", "contradictory", |_| vec![1, 2, 3]),
+        ("another seed", "other_seed", |_| encode_digest(1, *b"3fa1")),
         ("an empty answer", "contradictory", |_| Vec::new()),
         (
             "services in circles",
             "contradictory",
             |request| match request {
-                Request::Digest => encode_digest(1),
+                Request::Digest => encode_digest(1, [0; 4]),
                 _ => page(&[1, 2], true),
             },
         ),
@@ -278,7 +279,7 @@ fn lies() -> Vec<(&'static str, &'static str, Lie)> {
             "services out of order",
             "contradictory",
             |request| match request {
-                Request::Digest => encode_digest(1),
+                Request::Digest => encode_digest(1, [0; 4]),
                 _ => page(&[2, 1], false),
             },
         ),
@@ -286,7 +287,7 @@ fn lies() -> Vec<(&'static str, &'static str, Lie)> {
             "more services, and none of them",
             "contradictory",
             |request| match request {
-                Request::Digest => encode_digest(1),
+                Request::Digest => encode_digest(1, [0; 4]),
                 _ => page(&[], true),
             },
         ),
@@ -294,7 +295,7 @@ fn lies() -> Vec<(&'static str, &'static str, Lie)> {
             "services without end",
             "too_large",
             |request| match request {
-                Request::Digest => encode_digest(1),
+                Request::Digest => encode_digest(1, [0; 4]),
                 Request::Services(after) => endless(after),
                 Request::Owners(_) => Vec::new(),
             },

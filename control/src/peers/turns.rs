@@ -23,7 +23,7 @@ const BEGIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time until an edge without a past asks another peer beside one that does not answer.
 const NEXT_PEER_DELAY: Duration = Duration::from_millis(500);
 /// Slots that the tables take at one go. The agent does nothing else meanwhile.
-const SLOTS_AT_ONCE: usize = 1 << 16;
+const SLOTS_AT_ONCE: usize = 1 << 15;
 /// How long an exchange that left nothing to take is not repeated, while nothing changes on both sides. Then owners that
 /// differ all the time get a new moment.
 const SETTLED: Duration = Duration::from_secs(600);

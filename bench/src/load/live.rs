@@ -90,12 +90,17 @@ pub struct Live<'a> {
     pace: Pace,
     /// State of the sink at the beginning of a trial.
     nothing: Counted,
-    /// Whether the sink stays attached from trial to trial.
+    /// Whether the programs stay attached from trial to trial.
     is_kept: bool,
 }
 
-/// The sink while it is attached.
-enum Attached {
+/// The programs while they are attached.
+struct Attached {
+    sink: AttachedSink,
+    generator: XdpLinkId,
+}
+
+enum AttachedSink {
     Driver(XdpLinkId),
     Stack(SchedClassifierLinkId),
 }
@@ -169,11 +174,11 @@ impl<'a> Live<'a> {
         self.pace.work = eighths;
     }
 
-    /// Does `work`, with many short trials, and attaches the sink once for all of them.
+    /// Does `work`, with many short trials, and attaches the programs once for all of them.
     ///
     /// # Errors
     ///
-    /// When the sink cannot be attached or detached, and those of `work`.
+    /// When they cannot be attached or detached, and those of `work`.
     pub fn keep_attached<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let attached = self.attach()?;
         self.is_kept = true;
@@ -192,24 +197,35 @@ impl<'a> Live<'a> {
             sink.detach_xdp()?;
         }
         let (object, is_stack) = (&mut self.object, self.path.from_stack);
-        let attached = sink.namespace().run(|| -> Result<Attached> {
+        let attached = sink.namespace().run(|| -> Result<AttachedSink> {
             Ok(if is_stack {
                 let id = classifier(object)?.attach(sink.name(), TcAttachType::Ingress)?;
-                Attached::Stack(id)
+                AttachedSink::Stack(id)
             } else {
                 let program = xdp(object, program::SINK_NUMBERED)?;
-                Attached::Driver(program.attach_to_if_index(sink.index(), XdpMode::Driver)?)
+                let id = program.attach_to_if_index(sink.index(), XdpMode::Driver)?;
+                AttachedSink::Driver(id)
             })
         });
-        attached.context("attaching the sink")
+        let sink = attached.context("attaching the sink")?;
+        // Each time that a program is run which no device has, the kernel waits for an RCU grace period: for milliseconds,
+        // which would count as time of the frames. This device has no traffic.
+        let idle = self.path.out.namespace().link("lo")?;
+        let generator = xdp(&mut self.object, program::GENERATE_NUMBERED)?;
+        let attach = || generator.attach_to_if_index(idle.index(), XdpMode::Skb);
+        let generator = (idle.namespace().run(attach))
+            .context("attaching the generator to a device without traffic")?;
+        Ok(Attached { sink, generator })
     }
 
     /// Leaves the devices as they were before.
     fn detach(&mut self, attached: Attached) -> Result<()> {
         let object = &mut self.object;
-        let detached = match attached {
-            Attached::Driver(id) => xdp(object, program::SINK_NUMBERED)?.detach(id),
-            Attached::Stack(id) => classifier(object)?.detach(id),
+        let generator = xdp(object, program::GENERATE_NUMBERED)?;
+        (generator.detach(attached.generator)).context("detaching the generator")?;
+        let detached = match attached.sink {
+            AttachedSink::Driver(id) => xdp(object, program::SINK_NUMBERED)?.detach(id),
+            AttachedSink::Stack(id) => classifier(object)?.detach(id),
         };
         detached.context("detaching the sink")?;
         if self.path.replaces_pass {

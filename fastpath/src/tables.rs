@@ -6,7 +6,7 @@
 //! protocol              key check, mode                           next hop
 //! ```
 //!
-//! Beside a slot, `PASTS` says which owners it has had, as a list in `HISTORY` (see [`past`]).
+//! Beside a slot, `PASTS` says which owners it has had, as a list in `HISTORY`.
 //!
 //! A packet may be anywhere on this chain while it changes. Therefore an entry is complete before anything points to
 //! it, live entries change only by single stores, and an entry to which nothing points any more is reused only after

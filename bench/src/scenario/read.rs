@@ -182,7 +182,9 @@ impl Reader {
     ) -> Event {
         let (EventText { what, at: when }, at) = (text.value, text.referenced);
         let what: EventKind = self.named(what, at, "what", None);
-        let happens = systems.iter().any(|system| system.balances());
+        let happens = systems
+            .iter()
+            .any(|system| system.is_ours() || system.proxy_mode().is_some());
         let reason = format!("{what} happens to none of the systems");
         let remedy = "add one that balances, such as ours-ipip or kube-proxy-nftables";
         self.check(at, happens, &reason, remedy);

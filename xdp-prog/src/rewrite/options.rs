@@ -2,6 +2,8 @@
 //!
 //! A host repeats the Record Route and Timestamp options of an echo request, and enters itself (RFC 1122 section
 //! 3.2.2.6). It has no room to add any, and takes none away. So the reply is as long as its request.
+//!
+//! One such option is entered into. A packet has room for two only if both are short, and senders ask for one.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -12,8 +14,8 @@ use crate::{
     wire::ipv4::Ipv4,
 };
 
-/// Most bytes of options in an IPv4 header (RFC 791 section 3.1).
-const LONGEST: usize = 40;
+/// Most options without operation that are skipped before the one that counts.
+const MOST_PADDING: usize = 4;
 /// An offset beyond all options: two tags, an outer IPv6 header, and an IPv4 header with options end before it.
 const END_OF_HEADERS: usize = 128;
 const NS_PER_MS: u64 = 1_000_000;
@@ -58,7 +60,8 @@ struct OptionHeader {
 ///
 /// # Errors
 ///
-/// [`DropReason::IcmpOptions`] for any other option, and for options that cannot be followed.
+/// [`DropReason::IcmpOptions`] for any other option, for more than one, and for one that cannot be followed. The packet is
+/// unchanged then.
 #[inline(always)]
 pub fn enter_options<F: FrameMut + FrameSum>(
     frame: &mut F,
@@ -73,37 +76,38 @@ pub fn enter_options<F: FrameMut + FrameSum>(
     )]
     let stamp = ((now / NS_PER_MS) as u32 | NOT_UNIVERSAL).to_be_bytes();
     let mut at = l3 + Ipv4::LENGTH;
-    for _ in 0..LONGEST {
-        if at >= l4 {
+    for _ in 0..MOST_PADDING {
+        at = frame.opaque::<END_OF_HEADERS>(at);
+        if view_mut::<OptionHeader, _>(frame, at)?.kind != kind::NO_OPERATION {
             break;
         }
-        at = frame.opaque::<END_OF_HEADERS>(at);
-        let option = *view_mut::<OptionHeader, _>(frame, at)?;
-        match option.kind {
-            kind::END => break,
-            kind::NO_OPERATION => {
-                at += 1;
-                continue;
-            }
-            kind::RECORD_ROUTE | kind::TIMESTAMP => {}
-            _ => return Err(DropReason::IcmpOptions),
-        }
+        at += 1;
+    }
+    let at = frame.opaque::<END_OF_HEADERS>(at);
+    let option = *view_mut::<OptionHeader, _>(frame, at)?;
+    if at < l4 && option.kind != kind::END {
         let end = at + option.length as usize;
-        if option.length < 3 || end > l4 {
+        if option.length < 3 || end > l4 || !is_last(frame, end, l4)? {
             return Err(DropReason::IcmpOptions);
         }
-        if option.kind == kind::RECORD_ROUTE {
-            record(frame, at, &option, 4, &own)?;
-        } else {
-            enter_stamp(frame, at, &option, &own, &stamp)?;
+        match option.kind {
+            kind::RECORD_ROUTE => _ = record(frame, at, &option, 4, &own)?,
+            kind::TIMESTAMP => enter_stamp(frame, at, &option, &own, &stamp)?,
+            _ => return Err(DropReason::IcmpOptions),
         }
-        at = end;
     }
     let header = view_mut::<Ipv4, _>(frame, l3)?;
     header.checksum = [0; 2];
     let sum = frame.sum(l3, l4 - l3).ok_or(DropReason::NoHeadroom)?;
     view_mut::<Ipv4, _>(frame, l3)?.checksum = sum.checksum().to_be_bytes();
     Ok(())
+}
+
+/// Tells whether no option begins at `end`.
+#[inline(always)]
+fn is_last<F: Frame>(frame: &F, end: usize, l4: usize) -> Result<bool, DropReason> {
+    let next = frame.view::<OptionHeader>(frame.opaque::<END_OF_HEADERS>(end));
+    Ok(end == l4 || next.ok_or(DropReason::NoHeadroom)?.kind == kind::END)
 }
 
 /// Enters a time, and the own address where the option asks for it.

@@ -41,9 +41,17 @@ fn run(filter: &str) -> anyhow::Result<usize> {
         if !case.name.contains(filter) {
             continue;
         }
-        let mut faults = Vec::new();
-        on_host(&case, &mut faults);
-        in_kernel(&mut kernel, &case, &mut faults)?;
+        let mut faults = faults(&mut kernel, &case)?;
+        // What a case says of this moment is over where the machine is slow: it is made anew, and run at once.
+        for _ in 0..3 {
+            if faults.is_empty() || !case.name.contains("of_this_moment") {
+                break;
+            }
+            let again = cases::all()
+                .into_iter()
+                .find(|again| again.name == case.name);
+            faults = self::faults(&mut kernel, &again.unwrap())?;
+        }
         if faults.is_empty() {
             passed += 1;
         } else {
@@ -53,6 +61,14 @@ fn run(filter: &str) -> anyhow::Result<usize> {
     }
     println!("{passed} passed, {failed} failed");
     Ok(failed)
+}
+
+/// Runs a case in both engines; returns what is wrong.
+fn faults(kernel: &mut Kernel, case: &Case) -> anyhow::Result<Vec<String>> {
+    let mut faults = Vec::new();
+    on_host(case, &mut faults);
+    in_kernel(kernel, case, &mut faults)?;
+    Ok(faults)
 }
 
 fn on_host(case: &Case, faults: &mut Vec<String>) {

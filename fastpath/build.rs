@@ -287,12 +287,16 @@ fn build(workspace: &Path, toolchain: &Toolchain, linker: &Path) -> Result<PathB
         var("CARGO_CFG_TARGET_ARCH")?
     );
     let flags = [&[arch.as_str()], &FLAGS[..]].concat().join("\x1f");
+    let features = match env::var_os("CARGO_FEATURE_TEST_LAYOUT") {
+        Some(_) => "--features=bpf-object,test-layout",
+        None => "--features=bpf-object",
+    };
 
     let mut cargo = toolchain.cargo();
     cargo
         .current_dir(workspace)
         .args(["build", "--locked", "--release", "-Zbuild-std=core"])
-        .args(["--package=xdp-prog", "--bins", "--features=bpf-object"])
+        .args(["--package=xdp-prog", "--bins", features])
         .args(["--target", target])
         // A directory of its own: the outer cargo holds the lock of the usual one.
         .arg("--target-dir")

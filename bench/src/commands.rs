@@ -1,5 +1,6 @@
 //! The commands around results: `preflight`, `plan`, `run`, `report`, `verify`, `compare`.
 
+mod environment;
 mod instructions;
 mod judgement;
 mod reflect;
@@ -27,6 +28,7 @@ use bench::{
     scenario::Scenario,
 };
 
+pub(crate) use environment::Environment;
 pub(crate) use instructions::Instructions;
 pub(crate) use judgement::JudgementCheck;
 pub(crate) use reflect::Reflect;
@@ -53,13 +55,16 @@ A scenario:
       flows: 16
       flow_order: in-turn         # uniform or zipf
       frame_bytes: 64             # a size, imix, imix-csit, or sizes with weights: 64:7 594:4 1518:1
-      background: 50% of pdr      # live frames that pass meanwhile, or so many a second: 500000
+      stamps: kernel              # on requests and answers at the client, by UDP; card: by the clock of the client's card
+      background: 50% of pdr      # live frames that pass meanwhile: a share of the system's own pdr, ndr or rfc2544, a share of
+                                  # another system's rate (50% of direct), or so many a second (500000)
     - generator: live             # frames made and counted in the kernel: what a system takes, without latencies
       protocol: tcp               # or udp
       schedule: max               # or constant with a rate
       segment: data               # or syn: with new_flow_share: 1 a SYN flood
       flows: 1000
       new_flow_share: 0.1         # share of frames of which each begins a flow
+      threads: 1                  # that send, each with a core and flows of its own
       vlan: 7                     # tag of the frames: for direct, null-program and ours alone
     - generator: afxdp            # the same frames, made by this program and sent by an AF_XDP socket
       schedule: max
@@ -68,7 +73,8 @@ A scenario:
       rate: 100000
     - generator: live
       rate: 5000000
-      search: ndr                 # the highest rate up to this one without loss; or pdr, rfc2544
+      search: ndr                 # the highest rate up to this one without loss; or pdr, rfc2544; rfc2544-loss: the loss at
+                                  # this rate, at 90 % of it and so on
   seconds: 5                      # of a trial
   rounds: 8                       # trials of each system under each load
   seed: 1
@@ -85,8 +91,9 @@ Through devices that are not Guideway's, a scenario has in place of the first li
     - { name: direct, to: [198.51.100.10] }     # where flows go; without a port, to port 7000
     - name: router
       up: ssh router ./up.sh      # a command of a shell, which ends once it is done
-      check: ping -c 1 -W 1 203.0.113.1   # tried until it succeeds
+      check: ping -c 1 -W 1 203.0.113.1   # tried until it succeeds, and again after each trial
       down: ssh router ./down.sh  # before it is up, too: after a run that was killed
+      facts: ssh router guideway-bench environment   # once it is up: facts for the result, one a line, `name: value`
       via: [192.0.2.1]            # next hop of the client's card; without one, targets are on the cable
       back: [198.51.100.1]        # that of the backends' card
       to: [203.0.113.1:80]
@@ -96,11 +103,12 @@ frames may leave by it to any address. With another machine as the far end, whic
   ports:
     client: { device: eth1, addresses: [192.0.2.10/24] }
     reflector: [198.51.100.10, 198.51.100.11]   # its addresses, in its order
+    facts: ssh far guideway-bench environment   # facts of that machine for the result
 
 ";
 
 /// How a run may end.
-const OF_RUN: [Exit; 13] = [
+const OF_RUN: [Exit; 14] = [
     Exit::Success,
     Exit::Failed,
     Exit::Usage,
@@ -113,16 +121,18 @@ const OF_RUN: [Exit; 13] = [
     Exit::NoRights,
     Exit::NoNativeXdp,
     Exit::NoPktgen,
+    Exit::SystemEnded,
     Exit::Unable,
 ];
 /// How a preflight may end.
-const OF_PREFLIGHT: [Exit; 8] = [
+const OF_PREFLIGHT: [Exit; 9] = [
     Exit::Success,
     Exit::Failed,
     Exit::Usage,
     Exit::Noisy,
     Exit::Settings,
     Exit::NoRights,
+    Exit::NoNativeXdp,
     Exit::NoPktgen,
     Exit::Unable,
 ];

@@ -295,6 +295,28 @@ pub fn of_series(first: &Series, second: &Series, paired: bool, least: f64) -> C
     }
 }
 
+/// Measures two sides in rounds that go back and forth; returns the values of each. `measure` gets the side: 0 or 1.
+///
+/// # Errors
+///
+/// Those of `measure`.
+pub(crate) fn in_turns(
+    rounds: usize,
+    mut measure: impl FnMut(usize) -> Result<f64>,
+) -> Result<[Vec<f64>; 2]> {
+    let mut values = [Vec::new(), Vec::new()];
+    for round in 0..rounds {
+        let mut order = [0, 1];
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        for side in order {
+            values[side].push(measure(side)?);
+        }
+    }
+    Ok(values)
+}
+
 /// Returns the ratio of the second value to the first, of rounds that have both.
 pub(crate) fn paired(first: &[f64], second: &[f64]) -> Estimate {
     stats::bootstrap(first.len(), |sample| {
@@ -311,10 +333,14 @@ fn values(trials: &[Trial], stream: Stream, percentile: f64) -> Option<Vec<f64>>
     trials.iter().map(value).collect()
 }
 
-/// Returns what `own` adds to the median of the direct wire, as a share of what `other` adds to it. All three are of one
-/// run. `None` unless all have the same rounds, at least six.
-pub fn added(direct: &Series, own: &Series, other: &Series, stream: Stream) -> Option<Estimate> {
-    let values = [direct, own, other].map(|series| values(&series.trials, stream, 50.0));
+/// Returns what `own` adds to a percentile of the direct wire, as a share of what `other` adds to it: of the medians over
+/// the rounds. All three are of one run. `None` unless all have the same rounds, at least six, and the percentile in each.
+pub fn added(
+    [direct, own, other]: [&Series; 3],
+    stream: Stream,
+    percentile: f64,
+) -> Option<Estimate> {
+    let values = [direct, own, other].map(|series| values(&series.trials, stream, percentile));
     let [Some(direct), Some(own), Some(other)] = values else {
         return None;
     };

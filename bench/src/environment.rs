@@ -3,19 +3,29 @@
 //! They are kept as names and values, so that two results, or before and after a run, are compared fact by fact.
 //! A fact that a machine does not tell is left out.
 
+mod bpf;
+mod comparable;
+mod interrupts;
+mod kernel;
 mod nic;
+mod rules;
 mod watch;
 
 use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
+pub use bpf::facts as of_bpf;
+pub use comparable::comparable;
+pub use interrupts::Interrupts;
+pub use nic::facts as of_cards;
 pub use watch::{Watch, quietness};
 
-use crate::{result::digest, scenario::Scenario};
+use crate::result::digest;
 
 /// Files with one fact each: its name and its path.
-const FILES: [(&str, &str); 22] = [
+const FILES: [(&str, &str); 29] = [
     ("kernel.command_line", "/proc/cmdline"),
     ("kernel.version", "/proc/version"),
+    ("kernel.preempt_dynamic", "/sys/kernel/debug/sched/preempt"),
     ("cpu.online", "/sys/devices/system/cpu/online"),
     ("cpu.smt", "/sys/devices/system/cpu/smt/control"),
     (
@@ -50,6 +60,21 @@ const FILES: [(&str, &str); 22] = [
         "net.nf_conntrack_max",
         "/proc/sys/net/netfilter/nf_conntrack_max",
     ),
+    (
+        "net.nf_conntrack_buckets",
+        "/proc/sys/net/netfilter/nf_conntrack_buckets",
+    ),
+    ("net.default_qdisc", "/proc/sys/net/core/default_qdisc"),
+    (
+        "net.rps_sock_flow_entries",
+        "/proc/sys/net/core/rps_sock_flow_entries",
+    ),
+    ("net.ip_forward", "/proc/sys/net/ipv4/ip_forward"),
+    (
+        "net.ipv6_forwarding",
+        "/proc/sys/net/ipv6/conf/all/forwarding",
+    ),
+    ("net.rp_filter", "/proc/sys/net/ipv4/conf/all/rp_filter"),
     ("net.busy_poll", "/proc/sys/net/core/busy_poll"),
     (
         "sched.rt_runtime_us",
@@ -62,27 +87,26 @@ const FILES: [(&str, &str); 22] = [
     ("numa.nodes", "/sys/devices/system/node/online"),
 ];
 
-/// Facts that move latencies: results that differ in one of them are not compared.
-const COMPARABLE: [&str; 18] = [
-    "bpf.jit_enable",
-    "bpf.jit_harden",
-    "bpf.stats_enabled",
-    "clock.source",
-    "cpu.governor",
-    "cpu.mitigations",
-    "cpu.model",
-    "cpu.no_turbo",
-    "cpu.online",
-    "cpu.smt",
-    "hypervisor.product",
-    "kernel.release",
-    "memory.transparent_hugepage",
-    "net.busy_poll",
-    "net.dev_weight",
-    "net.netdev_budget",
-    "net.netdev_budget_usecs",
-    "numa.nodes",
-];
+/// How many tasks ran or wanted to, on average over 1, 5 and 15 minutes.
+const LOAD: &str = "load.average";
+/// Interrupts that came during the run: a fact that is known after it.
+pub const INTERRUPTS: &str = "interrupts.during_the_run";
+
+/// Tells whether a fact is one of the moment: another value after a run is no change of the machine.
+pub fn is_momentary(name: &str) -> bool {
+    [LOAD, INTERRUPTS].contains(&name)
+}
+
+/// Reads facts that a command of another machine tells, one a line: its name, a colon and the value. They get the name of
+/// that machine in front.
+pub fn of_machine(machine: &str, told: &str) -> BTreeMap<String, String> {
+    let lines = told.lines().filter_map(|line| line.split_once(':'));
+    let facts = lines.map(|(name, value)| {
+        let name = format!("{machine}.{}", name.trim());
+        (name, value.trim().to_owned())
+    });
+    facts.collect()
+}
 
 /// Reads the facts of this machine, and which programs measure: this one and `guideway`.
 pub fn collect(guideway: &Path) -> BTreeMap<String, String> {
@@ -98,7 +122,14 @@ pub fn collect(guideway: &Path) -> BTreeMap<String, String> {
     }
     let uname = rustix::system::uname();
     fact("host.name", &uname.nodename().to_string_lossy());
-    fact("kernel.release", &uname.release().to_string_lossy());
+    let release = uname.release().to_string_lossy();
+    fact("kernel.release", &release);
+    for (name, value) in kernel::facts(&release).into_iter().chain(rules::facts()) {
+        fact(&name, &value);
+    }
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load: Vec<&str> = load.split_whitespace().take(3).collect();
+    fact(LOAD, &load.join(" "));
     fact("cpu.architecture", &uname.machine().to_string_lossy());
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     for (name, field) in [("cpu.model", "model name"), ("cpu.microcode", "microcode")] {
@@ -106,6 +137,7 @@ pub fn collect(guideway: &Path) -> BTreeMap<String, String> {
     }
     let flags = cpuinfo_field(&cpuinfo, "flags").unwrap_or_default();
     let is_guest = flags.split(' ').any(|flag| flag == "hypervisor");
+    fact("cpu.flags", flags);
     fact("hypervisor.guest", if is_guest { "yes" } else { "no" });
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     fact(
@@ -136,6 +168,8 @@ fn programs(guideway: &Path) -> Vec<(String, String)> {
     let checkout = own.parent().unwrap_or(Path::new("/"));
     let revision = said_by(Command::new("git").arg("-C").arg(checkout).args(describe));
     facts.push(("program.revision".to_owned(), revision));
+    let rustc = env!("GUIDEWAY_BENCH_RUSTC").to_owned();
+    facts.push(("program.guideway-bench.rustc".to_owned(), rustc));
     facts
 }
 
@@ -161,48 +195,6 @@ pub fn changes(
     changed
         .map(|(name, value)| (name.clone(), value.clone()))
         .chain(gone)
-        .collect()
-}
-
-/// Returns what must agree for results to be compared: the machine, the wire and the loads. The systems are left out,
-/// because comparing those is what results are for; so are the rounds and the seed.
-pub fn comparable(
-    environment: &BTreeMap<String, String>,
-    scenario: &Scenario,
-) -> BTreeMap<String, String> {
-    let of_machine = COMPARABLE.iter().filter_map(|&name| {
-        let value = environment.get(name)?;
-        Some((name.to_owned(), value.clone()))
-    });
-    let event = scenario.event.map(|event| {
-        let happens = format!("{} at {} s", event.what, event.at);
-        ("scenario.event".to_owned(), happens)
-    });
-    let cards = scenario.ports.iter().flat_map(|ports| {
-        let backend = ports.backend.iter().map(|port| ("backend", port));
-        [("client", &ports.client)].into_iter().chain(backend)
-    });
-    let cards = cards.map(|(role, port)| {
-        let driver = environment.get(&format!("nic.{}.driver", port.device));
-        // A card without a device of its own, such as a veth.
-        let driver = driver.map_or("virtual", String::as_str).to_owned();
-        (format!("scenario.card.{role}"), driver)
-    });
-    let loads = scenario.loads.iter().zip(1..);
-    let of_loads =
-        loads.map(|(load, number)| (format!("scenario.load-{number}"), load.to_string()));
-    of_machine
-        .chain([
-            ("scenario.wire".to_owned(), scenario.wire.to_string()),
-            (
-                "scenario.services".to_owned(),
-                scenario.services.to_string(),
-            ),
-            ("scenario.seconds".to_owned(), scenario.seconds.to_string()),
-        ])
-        .chain(of_loads)
-        .chain(cards)
-        .chain(event)
         .collect()
 }
 
@@ -248,10 +240,25 @@ mod tests {
             "kernel.command_line",
             "cpu.online",
             "memory.total",
+            "cpu.flags",
+            "load.average",
+            "net.ip_forward",
+            "net.rp_filter",
             "program.guideway-bench.sha256",
+            "program.guideway-bench.rustc",
         ] {
             assert!(facts.contains_key(name), "{name}: {facts:?}");
         }
+    }
+
+    #[test]
+    fn facts_of_other_machines_are_told_by_lines() {
+        let told = "cpu.model: one: of many\nno fact\n kernel.release : 6.12\n";
+        let expected = facts(&[
+            ("router.cpu.model", "one: of many"),
+            ("router.kernel.release", "6.12"),
+        ]);
+        assert_eq!(of_machine("router", told), expected);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, process::ExitCode};
 
 use crate::{
-    host::Hindrance,
+    host::{FewCores, Hindrance},
     load::pktgen::PktgenError,
     preflight::{Noisy, Unable},
     report::wrong_packets,
@@ -11,7 +11,7 @@ use crate::{
     run::OfAnotherRun,
     scenario::System,
     stats::median,
-    wire::LinkDown,
+    wire::{LinkDown, SystemEnded},
 };
 
 /// How a command ends.
@@ -45,6 +45,8 @@ pub enum Exit {
     NoNativeXdp = 12,
     /// On a kernel without pktgen, or with one that others use.
     NoPktgen = 13,
+    /// With a system that has ended while it was measured.
+    SystemEnded = 14,
     /// On a machine that lacks something else.
     Unable = 77,
 }
@@ -54,7 +56,7 @@ const SENT: f64 = 0.99;
 
 impl Exit {
     /// All codes.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Success,
         Self::Failed,
         Self::Usage,
@@ -69,6 +71,7 @@ impl Exit {
         Self::NoRights,
         Self::NoNativeXdp,
         Self::NoPktgen,
+        Self::SystemEnded,
         Self::Unable,
     ];
 
@@ -102,8 +105,11 @@ impl Exit {
             Self::NoPktgen => {
                 "no pktgen: the kernel has none, too few CPUs for its threads, or others use it"
             }
+            Self::SystemEnded => {
+                "a system has ended while it was measured: one of its programs, or the check of a device fails"
+            }
             Self::Unable => {
-                "this machine cannot run it: programs or parts of the kernel are missing"
+                "this machine cannot run it: programs, CPUs or parts of the kernel are missing"
             }
         }
     }
@@ -128,6 +134,9 @@ impl Exit {
             Self::NoRights => "run it as root",
             Self::NoNativeXdp => "a device or kernel whose driver has it",
             Self::NoPktgen => "`modprobe pktgen`, fewer threads, or the generator `live`",
+            Self::SystemEnded => {
+                "the message has the last that it wrote; the same command goes on after the rounds that are kept"
+            }
             Self::Unable => "the message names each with its remedy",
         }
     }
@@ -152,12 +161,16 @@ impl Exit {
             } else if let Some(Unable(obstacles)) = cause.downcast_ref() {
                 let first = obstacles.first();
                 Some(first.map_or(Self::Unable, |obstacle| obstacle.exit))
+            } else if cause.is::<FewCores>() {
+                Some(Self::Unable)
             } else if cause.is::<OfAnotherRun>() {
                 Some(Self::Usage)
             } else if cause.is::<Noisy>() {
                 Some(Self::Noisy)
             } else if cause.is::<LinkDown>() {
                 Some(Self::LinkDown)
+            } else if cause.is::<SystemEnded>() {
+                Some(Self::SystemEnded)
             } else if let Some(lab::Error::NoNativeXdp { .. }) = cause.downcast_ref() {
                 Some(Self::NoNativeXdp)
             } else if let Some(error) = cause.downcast_ref::<PktgenError>() {
@@ -212,6 +225,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        host,
         preflight::Obstacle,
         result::tests::{rates, sample},
     };
@@ -247,11 +261,18 @@ mod tests {
             namespace: "edge0".to_owned(),
             interface: "eth0".to_owned(),
         };
+        let ended = SystemEnded {
+            system: System::OursIpip,
+            what: "guideway of edge0: signal: 9 (SIGKILL)".to_owned(),
+            log: "panicked".to_owned(),
+        };
         for (cause, expected) in [
             (anyhow!("something else"), Exit::Failed),
+            (anyhow!(ended), Exit::SystemEnded),
             (anyhow!(Hindrance::NoRights), Exit::NoRights),
             (anyhow!(Hindrance::BpfStats), Exit::Settings),
             (anyhow!(Hindrance::NoJit), Exit::Settings),
+            (host::cores(usize::MAX).unwrap_err(), Exit::Unable),
             (unable(Exit::Unable), Exit::Unable),
             (unable(Exit::NoRights), Exit::NoRights),
             (anyhow!(OfAnotherRun(String::new())), Exit::Usage),

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, time::Duration};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::{
     process::setpriority_process,
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
@@ -127,15 +127,12 @@ fn check_settings(sysctls: &Path) -> Result<()> {
 ///
 /// When the core does not exist or is not allowed.
 pub fn occupy_core(wanted: Option<usize>) -> Result<usize> {
-    let allowed = sched_getaffinity(None).context("reading the allowed CPUs")?;
+    let allowed = allowed_cores()?;
     let core = match wanted {
         Some(core) => core,
-        None => (0..CpuSet::MAX_CPU)
-            .rev()
-            .find(|&cpu| allowed.is_set(cpu))
-            .context("no CPU is allowed")?,
+        None => *allowed.last().context("no CPU is allowed")?,
     };
-    if core >= CpuSet::MAX_CPU || !allowed.is_set(core) {
+    if !allowed.contains(&core) {
         bail!("CPU {core} does not exist or this process may not use it");
     }
     let mut only = CpuSet::new();
@@ -144,6 +141,37 @@ pub fn occupy_core(wanted: Option<usize>) -> Result<usize> {
     // On Linux a nice value belongs to a thread.
     setpriority_process(None, HIGHEST_PRIORITY).context("raising the priority")?;
     Ok(core)
+}
+
+/// More threads are to have a core of their own than there are cores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{wanted} threads are to send, each on a CPU of its own, and this process may use {found}: write threads: {found}, or fewer"
+)]
+pub struct FewCores {
+    /// Threads that are to send.
+    pub wanted: usize,
+    /// CPUs that the process may use.
+    pub found: usize,
+}
+
+/// Returns a core for each of so many threads: the last ones that the calling thread may use, the very last first.
+///
+/// # Errors
+///
+/// [`FewCores`] when there are not as many.
+pub fn cores(wanted: usize) -> Result<Vec<usize>> {
+    let allowed = allowed_cores()?;
+    let found = allowed.len();
+    ensure!(wanted <= found, FewCores { wanted, found });
+    Ok(allowed.into_iter().rev().take(wanted).collect())
+}
+
+/// Returns the cores that the calling thread may use, in their order.
+fn allowed_cores() -> Result<Vec<usize>> {
+    let allowed = sched_getaffinity(None).context("reading the allowed CPUs")?;
+    let cores = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
+    Ok(cores.collect())
 }
 
 /// The nice value of the most favoured ordinary thread.

@@ -5,15 +5,14 @@
 
 use std::{fmt, path::Path};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use xdp_prog::bench::MOST_WORK;
 
 use crate::{
-    compare::{Judgement, LEAST_DIFFERENCE, paired},
-    load::{Asked, Generator},
+    compare::{Judgement, LEAST_DIFFERENCE, in_turns, paired},
     scenario::{Scenario, System},
     stats::{Estimate, median},
-    wire::Lab,
+    wire::{Lab, Wire as _},
 };
 
 /// Comparisons of equals, and how many of them must find no difference.
@@ -204,19 +203,11 @@ fn compare(
     work: u32,
     measure: &mut dyn FnMut(Twin, u32) -> Result<f64>,
 ) -> Result<Compared> {
-    let (mut first, mut second) = (Vec::new(), Vec::new());
-    for round in 0..bar.rounds {
-        let mut order = [Twin::First, Twin::Second];
-        if round % 2 == 1 {
-            order.reverse();
-        }
-        for twin in order {
-            match twin {
-                Twin::First => first.push(measure(twin, 0)?),
-                Twin::Second => second.push(measure(twin, work)?),
-            }
-        }
-    }
+    let twins = [(Twin::First, 0), (Twin::Second, work)];
+    let [first, second] = in_turns(bar.rounds, |side| {
+        let (twin, work) = twins[side];
+        measure(twin, work)
+    })?;
     let ratio = paired(&first, &second);
     Ok(Compared {
         work,
@@ -230,15 +221,11 @@ const SCENARIO: &str = "name: judgement
 systems: [ours-ipip]
 loads: [{ generator: live, schedule: max, flows: 1000 }]
 ";
-/// Seconds of a trial: few, because other work changes the machine's speed from one tenth of a second to the next, and
-/// both trials of a round are to have the same.
-const TRIAL: f64 = 0.02;
-
 /// Compares Guideway, by IPIP, with itself by its rate of live frames.
 ///
 /// # Errors
 ///
-/// When Guideway does not come up, or the kernel refuses something.
+/// When Guideway does not come up or ends, or the kernel refuses something.
 pub fn check_live(
     bar: &Bar,
     guideway: &Path,
@@ -249,19 +236,15 @@ pub fn check_live(
     let lab = Lab::start(&scenario, guideway, progress)?;
     progress("");
     let mut live = lab.open_live(System::OursIpip, &scenario.loads[0])?;
-    let asked = Asked {
-        rate: None,
-        seconds: TRIAL,
-        seed: scenario.seed,
-    };
-    live.keep_attached(|live| {
+    let outcome = live.keep_attached(|live| {
         let mut measure = |_, work| {
             live.set_work(work);
-            let trial = live.run(asked).context("a trial of live frames")?;
-            Ok(1e9 * trial.seconds / trial.tally.received as f64)
+            Ok(1e9 / live.rate_of_a_moment()?)
         };
         check(bar, &mut measure, found)
-    })
+    });
+    lab.expect_running(System::OursIpip)?;
+    outcome
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ pub mod sockets;
 
 use std::{
     fmt, mem,
+    net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -23,7 +24,10 @@ pub use schedule::due_times;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::probe::{PROBE_LENGTH, Tally};
+use crate::{
+    probe::{PROBE_LENGTH, Tally},
+    scenario::{GeneratorKind, Load},
+};
 
 /// What sends the requests of a load to a system, trial after trial.
 pub trait Generator: fmt::Debug {
@@ -33,6 +37,23 @@ pub trait Generator: fmt::Debug {
     ///
     /// When requests cannot be sent or counted at all. What is lost on the way is no error.
     fn run(&mut self, asked: Asked) -> Result<Trial>;
+}
+
+/// Returns the client of each flow of a load to so many Services, where a generator makes the frames; `None` where requests
+/// are sent.
+pub(crate) fn clients_of_frames(load: &Load, services: usize) -> Option<Vec<SocketAddr>> {
+    match load.generator {
+        GeneratorKind::Sockets => None,
+        GeneratorKind::Live | GeneratorKind::Afxdp => {
+            let flows = 0..load.flows;
+            Some(
+                flows
+                    .map(|flow| numbered::client(load.family, flow))
+                    .collect(),
+            )
+        }
+        GeneratorKind::Pktgen => Some(pktgen::clients(load, services)),
+    }
 }
 
 /// What is asked of a trial.
@@ -63,6 +84,9 @@ pub struct Trial {
     pub shares: Vec<u64>,
     /// What became of the live frames beside the requests, if there were any.
     pub background: Option<Passed>,
+    /// What became of the frames at each rate that a procedure for frame loss has tried, the highest first; empty without
+    /// one.
+    pub losses: Vec<Passed>,
 }
 
 /// What became of live frames.
@@ -86,12 +110,20 @@ pub struct Sent {
     pub arrived: Option<u64>,
     /// When its answer was read; `None` without one.
     pub answered: Option<u64>,
+    /// Stamps of the request and of its answer, by a clock of their own, in nanoseconds.
+    pub stamps: [Option<u64>; 2],
 }
 
 impl Sent {
     /// Returns the time from when the request was due to its answer.
     pub fn round_trip(&self) -> Option<u64> {
         Some(self.answered?.saturating_sub(self.due))
+    }
+
+    /// Returns the time from the stamp of the request to that of its answer; `None` unless both are there.
+    pub fn round_trip_stamped(&self) -> Option<u64> {
+        let [request, answer] = self.stamps;
+        answer?.checked_sub(request?)
     }
 
     /// Returns the time from when the request was sent to its answer.

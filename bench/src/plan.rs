@@ -6,15 +6,23 @@
 use std::{
     fmt::Write as _,
     io::{self, Write},
+    iter,
     net::SocketAddr,
 };
 
 use anyhow::{Context, Result};
-use xdp_prog::bench::{DISTINCT_FLOWS, NEW_FLOW, NUMBER_LENGTH};
+use xdp_prog::bench::NUMBER_LENGTH;
 
 use crate::{
     datapath::Protocol,
-    load::{Asked, frame::Framing, message::Form, numbered, pktgen, sockets::Requests},
+    load::{
+        Asked,
+        frame::Framing,
+        message::Form,
+        numbered::{self, Dealt},
+        pktgen,
+        sockets::Requests,
+    },
     probe::{Key, Ledger, PROBE_LENGTH},
     scenario::{GeneratorKind, Load, Scenario},
     wire::{PlannedSeries, planned},
@@ -82,7 +90,8 @@ impl PlannedTrial {
         }
     }
 
-    /// The list of flows repeats: shares of more frames would say nothing new.
+    /// The list of flows repeats: shares of more frames would say nothing new. Threads take turns, as with a rate; each has the
+    /// sizes in turn.
     fn of_live(load: &Load, scenario: &Scenario, sizes: Vec<u32>) -> Self {
         let requests = load
             .rate
@@ -90,24 +99,21 @@ impl PlannedTrial {
         let interval = load.rate.map_or(0, numbered::interval);
         let listed = numbered::listed(load);
         let shown = listed.max(CAPTURED).min(requests.unwrap_or(u32::MAX));
-        let mut next_new = load.flows;
-        let flow = |listed: u32| {
-            if listed != NEW_FLOW {
-                return listed;
-            }
-            let flow = next_new % DISTINCT_FLOWS;
-            next_new = flow + 1;
-            flow
+        let Dealt { flows, mut paces } = numbered::deal(load, 1, scenario.seed);
+        let threads = paces.len();
+        let flow = |number: u32| {
+            let pace = &mut paces[number as usize % threads];
+            let listed = flows[pace.next_flow as usize];
+            pace.advance(listed).map_or(listed, |(flow, _)| flow)
         };
-        let list = load.flows_of(listed as usize, scenario.seed);
-        let flows = list.iter().copied().cycle().take(shown as usize).map(flow);
+        let of_threads = |size| iter::repeat_n(size, threads);
         Self {
             requests: requests.map(|requests| requests as usize),
-            flows: flows.collect(),
+            flows: (0..shown).map(flow).collect(),
             due: (0..u64::from(shown))
                 .map(|number| number * interval)
                 .collect(),
-            sizes,
+            sizes: sizes.into_iter().flat_map(of_threads).collect(),
         }
     }
 }
@@ -313,8 +319,8 @@ rounds: 6
             "direct-1: sockets, ipv4, udp, constant, 100/s, 3 flows in-turn, frames of 64:1 128:1 bytes\n  \
              200 frames a trial, of 96.0 bytes on average with their FCS\n  10.0.0.2:10000 -> 10.0.1.104:7000: node3\n",
             "expected of the first 200: node3 67 (33.5 %), node4 67 (33.5 %), node5 66 (33.0 %)",
-            // Behind 3 flows of the direct wire and 64 that prove that the system balances.
-            "10.0.0.2:10067 -> 10.99.0.1:10000: node",
+            // Behind 3 flows of the direct wire.
+            "10.0.0.2:10003 -> 10.99.0.1:10000: node",
             "10.99.0.2:10001: drawn by the system",
             "kube-proxy-nftables-2: live, ipv6, tcp, max, 6 flows in-turn and 50 % of new ones",
             "as many frames as can be sent, of 84.0 bytes",
@@ -323,6 +329,17 @@ rounds: 6
         ] {
             assert!(text.contains(expected), "{expected}: {text}");
         }
+    }
+
+    #[test]
+    fn threads_of_live_take_turns_each_with_flows_and_sizes_of_its_own() {
+        let text = "name: threads\nsystems: [direct]\nloads: [{ generator: live, threads: 2, rate: 9, flows: 5, \
+                    frame_bytes: 64:1 128:1 }]\nseconds: 1\n";
+        let scenario = Scenario::parse(text).unwrap();
+        let trial = PlannedTrial::of(&planned(&scenario).unwrap()[0], &scenario);
+        assert_eq!(trial.requests, Some(9));
+        assert_eq!(trial.flows, [0, 1, 2, 3, 4, 1, 0, 3, 2]);
+        assert_eq!(trial.sizes, [64, 64, 128, 128]);
     }
 
     #[test]

@@ -9,8 +9,8 @@ use crate::{
     exit::Exit,
     host,
     load::pktgen::{self, PktgenError},
-    scenario::{GeneratorKind, Scenario},
-    wire::reasons_against,
+    scenario::{GeneratorKind, Port, Scenario},
+    wire::{reason_against_stamps, reason_against_xdp, reasons_against},
 };
 
 /// The programs of a control plane with kube-proxy.
@@ -120,11 +120,33 @@ pub fn check(scenario: &Scenario, guideway: &Path) -> Result<(), Unable> {
             exit: Exit::Usage,
         }));
     }
-    let generators = scenario.loads.iter().map(|load| load.generator);
-    let uses_pktgen = generators
-        .into_iter()
-        .any(|one| one == GeneratorKind::Pktgen);
-    if uses_pktgen && !Path::new(pktgen::ROOT).join("pgctrl").exists() {
+    let reasons = cards_with_programs(scenario).filter_map(reason_against_xdp);
+    obstacles.extend(reasons.map(|text| Obstacle {
+        text,
+        exit: Exit::NoNativeXdp,
+    }));
+    let stamping = scenario
+        .ports
+        .iter()
+        .filter(|_| scenario.has_stamps_of_cards());
+    let reasons = stamping.filter_map(|ports| reason_against_stamps(&ports.client));
+    obstacles.extend(reasons.map(unable));
+    let threads_of = |generator| {
+        let loads = scenario.loads.iter();
+        let own = loads.filter(move |load| load.generator == generator);
+        own.map(|load| load.threads).max()
+    };
+    if let Some(threads) = threads_of(GeneratorKind::Live)
+        && let Err(error) = host::cores(threads as usize)
+    {
+        obstacles.push(Obstacle {
+            text: format!("{error:#}"),
+            exit: Exit::of_error(&error),
+        });
+    }
+    if threads_of(GeneratorKind::Pktgen).is_some()
+        && !Path::new(pktgen::ROOT).join("pgctrl").exists()
+    {
         obstacles.push(Obstacle {
             text: PktgenError::Missing.to_string(),
             exit: Exit::NoPktgen,
@@ -134,6 +156,19 @@ pub fn check(scenario: &Scenario, guideway: &Path) -> Result<(), Unable> {
         return Ok(());
     }
     Err(Unable(obstacles))
+}
+
+/// Returns the cards by which live frames leave, and at which a program counts frames of any generator.
+fn cards_with_programs(scenario: &Scenario) -> impl Iterator<Item = &Port> {
+    let loads = || scenario.loads.iter().map(|load| load.generator);
+    let sends = loads().any(|generator| generator == GeneratorKind::Live);
+    let counts = loads().any(GeneratorKind::makes_frames);
+    let ports = scenario.ports.iter();
+    ports.flat_map(move |ports| {
+        let client = Some(&ports.client).filter(|_| sends);
+        let backend = ports.backend.as_ref().filter(|_| counts);
+        client.into_iter().chain(backend)
+    })
 }
 
 fn is_in_path(program: &str) -> bool {

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::result::{Files, ResultError};
 
-/// The fact that holds the name of the machine.
+/// The fact that holds the name of a machine; of others than that of the run, with their name in front.
 const HOST: &str = "host.name";
 
 /// What is replaced, and by which words so far.
@@ -27,9 +27,10 @@ impl Redactor {
     pub fn new(results: &[Files]) -> Self {
         let mut hosts = Vec::new();
         for facts in results.iter().map(|files| &files.run.environment) {
-            let name = facts.get(HOST).map_or("", String::as_str);
-            hosts.push(name.to_owned());
-            hosts.extend(name.split_once('.').map(|(first, _)| first.to_owned()));
+            for (_, name) in facts.iter().filter(|(fact, _)| fact.ends_with(HOST)) {
+                hosts.push(name.to_owned());
+                hosts.extend(name.split_once('.').map(|(first, _)| first.to_owned()));
+            }
             hosts.extend(facts.values().flat_map(|value| after_at_signs(value)));
         }
         hosts.retain(|host| !host.is_empty());
@@ -217,8 +218,9 @@ mod tests {
 
     #[test]
     fn a_redacted_result_says_the_same_in_each_place_and_verifies() {
-        const SECRETS: [&str; 6] = [
+        const SECRETS: [&str; 7] = [
             "rack7",
+            "spine2",
             "build9",
             "203.0.113.7",
             "2001:db8::7",
@@ -228,6 +230,7 @@ mod tests {
         let mut files = sample(1, 1.4);
         for (name, value) in [
             ("host.name", "rack7"),
+            ("device.router.host.name", "spine2.example.net"),
             ("kernel.version", "Linux version 6.1 (root@build9) on rack7"),
             (
                 "kernel.command_line",
@@ -240,7 +243,7 @@ mod tests {
                 .environment
                 .insert(name.to_owned(), value.to_owned());
         }
-        files.run.scenario_text += "# for rack7, 52:54:00:AA:BB:CC\n";
+        files.run.scenario_text += "# for rack7 and spine2, 52:54:00:AA:BB:CC\n";
         let files = Files::make(files.run, 1_795_219_200.0, files.series).unwrap();
         let redacted = Redactor::new(std::slice::from_ref(&files))
             .redact(&[files.clone(), files])
@@ -269,7 +272,7 @@ mod tests {
             redacted[0]
                 .run
                 .scenario_text
-                .contains("# for host-1, mac-1"),
+                .contains("# for host-1 and host-"),
             "{}",
             redacted[0].run.scenario_text
         );

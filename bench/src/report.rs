@@ -10,11 +10,13 @@ mod curves;
 mod embed;
 mod events;
 mod export;
+mod frame_loss;
 mod machine;
 mod measurements;
 mod rates;
 mod sections;
 mod shares;
+mod throughput;
 mod verdict;
 
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -51,6 +53,13 @@ pub fn render(results: &[Files]) -> String {
             body {
                 main {
                     @for files in results { (sections::result(files)) }
+                    @let throughput = throughput::figures(results);
+                    @if !throughput.is_empty() {
+                        section {
+                            h2 { "Throughput" }
+                            @for figure in &throughput { (figure.show()) }
+                        }
+                    }
                     @if results.len() > 1 { (machine::differences(results)) }
                 }
                 @for (files, number) in results.iter().zip(0..) { (embed::blocks(files, number)) }
@@ -75,7 +84,7 @@ pub fn text(files: &Files) -> String {
         text += &format!("  {reason}\n");
     }
     if files.run.kept_up().next().is_some() {
-        let streams = [Stream::RoundTrip, Stream::Forward].into_iter();
+        let streams = [Stream::RoundTrip, Stream::Forward, Stream::RoundTripStamped].into_iter();
         for stream in streams.filter(|stream| sections::is_measured(&files.run, *stream)) {
             text += &format!("\n{}", sections::table_as_text(files, stream));
         }
@@ -85,7 +94,8 @@ pub fn text(files: &Files) -> String {
         return text;
     }
     text += &events::as_text(&files.run);
-    text + &rates::as_text(&files.run) + "\n" + &shares::packets_as_text(&files.run)
+    text += &rates::as_text(&files.run);
+    text + &frame_loss::as_text(&files.run) + "\n" + &shares::packets_as_text(&files.run)
 }
 
 /// Returns a duration for readers: nanoseconds, microseconds, or milliseconds from ten on.

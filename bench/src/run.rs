@@ -17,7 +17,7 @@ use anyhow::{Context, Result};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::{
-    environment::{self, Watch},
+    environment::{self, Interrupts, Watch},
     host,
     load::{
         self, Asked, Generator, search,
@@ -29,7 +29,7 @@ use crate::{
     },
     scenario::{Background, Event, Load, Scenario, SearchKind, System},
     stats::rounded,
-    wire::{self, Wire, counted_between},
+    wire::{self, RATE_TRIALS, Wire, counted_between},
 };
 
 pub use record::record;
@@ -66,9 +66,12 @@ impl Scenario {
             let of_round = match load.search {
                 SearchKind::None => 1.0,
                 SearchKind::Ndr | SearchKind::Pdr | SearchKind::Rfc2544 => search::USUAL_TRIALS,
+                SearchKind::Rfc2544Loss => f64::from(search::LOSS_STEPS),
             };
             let before = match load.background {
-                Background::ShareOfPdr(_) => search::USUAL_TRIALS,
+                Background::OfSearch(_) => search::USUAL_TRIALS,
+                // They are of one system.
+                Background::OfSystem(_) => RATE_TRIALS as f64 / self.systems.len() as f64,
                 Background::None | Background::Rate(_) => 0.0,
             };
             before + of_round * f64::from(self.rounds + 1)
@@ -84,7 +87,8 @@ impl Scenario {
 ///
 /// When the scenario is refused, the machine cannot run it ([`preflight::Unable`]) or is too noisy
 /// ([`preflight::Noisy`]), a device has no carrier ([`LinkDown`](crate::wire::LinkDown)), an interrupted result is not of this
-/// run ([`OfAnotherRun`]), a system does not come up, or the result cannot be written.
+/// run ([`OfAnotherRun`]), a system does not come up or ends ([`SystemEnded`](crate::wire::SystemEnded)), or the result
+/// cannot be written. The rounds that were complete are in the directory by then.
 pub fn run(options: &Options, show_progress: &(dyn Fn(&str) + Sync)) -> Result<Files> {
     let scenario = Scenario::parse(&options.scenario)?;
     preflight::check(&scenario, &options.guideway)?;
@@ -98,9 +102,12 @@ pub fn run(options: &Options, show_progress: &(dyn Fn(&str) + Sync)) -> Result<F
     let mut generators = session
         .open_series(wire.as_ref())
         .context("proving that the systems answer")?;
+    session.add_facts(wire.as_ref());
+    let interrupts = Interrupts::read();
     for (index, generator) in generators.iter_mut().enumerate() {
         show_progress("warming up");
-        session.measure(wire.as_ref(), generator.as_mut(), index, 0)?;
+        let measured = session.measure(wire.as_ref(), generator.as_mut(), index, 0);
+        measured.with_context(|| session.kept(&options.out))?;
     }
     let rounds = session.run.scenario.rounds;
     for round in session.measured + 1..=rounds {
@@ -112,14 +119,20 @@ pub fn run(options: &Options, show_progress: &(dyn Fn(&str) + Sync)) -> Result<F
         }
         for (place, index) in (1..).zip(order) {
             let generator = generators[index].as_mut();
-            let (mut trial, intervals) = session.measure(wire.as_ref(), generator, index, round)?;
+            let measured = session.measure(wire.as_ref(), generator, index, round);
+            let (mut trial, intervals) = measured.with_context(|| session.kept(&options.out))?;
             trial.place = place;
             session.keep(index, trial, intervals);
         }
         session.write(&options.out, round < rounds)?;
+        session.measured = round;
     }
     session.look_around();
-    let after = environment::collect(&options.guideway);
+    let mut after = environment::collect(&options.guideway);
+    after.extend(wire.facts());
+    after.extend(environment::of_bpf());
+    let came = Interrupts::read().since(&interrupts);
+    after.insert(environment::INTERRUPTS.to_owned(), came);
     session.run.environment_changes = environment::changes(&session.run.environment, &after);
     session.write(&options.out, false)
 }
@@ -174,13 +187,23 @@ impl Session {
         let mut generators = Vec::new();
         for (load, number) in scenario.loads.iter().zip(1..) {
             for &system in &scenario.systems {
-                generators.push(wire.open(system, load)?);
+                let opened = wire.open(system, load);
+                wire.expect_running(system)?;
+                generators.push(opened?);
                 if self.measured == 0 {
                     self.begin_series(wire, format!("{system}-{number}"), system, load);
                 }
             }
         }
         Ok(generators)
+    }
+
+    /// Adds the facts that are known once all systems are up. Those of cards were read before they were taken.
+    fn add_facts(&mut self, wire: &dyn Wire) {
+        let of_others = wire.facts().into_iter();
+        let of_others = of_others.filter(|(name, _)| !name.starts_with("nic."));
+        let facts = of_others.chain(environment::of_bpf());
+        self.run.environment.extend(facts);
     }
 
     fn begin_series(&mut self, wire: &dyn Wire, name: String, system: System, load: &Load) {
@@ -203,7 +226,7 @@ impl Session {
         self.before + Duration::from_nanos(clock - self.began)
     }
 
-    /// Runs one trial of a series.
+    /// Runs one trial of a series, at the end of which the system must still run.
     fn measure(
         &self,
         wire: &dyn Wire,
@@ -211,20 +234,39 @@ impl Session {
         index: usize,
         round: u32,
     ) -> Result<(Trial, Streams)> {
+        let measured = self.run_trial(wire, generator, index, round);
+        // Where the system has ended, that is the reason of whatever failed, and what did not fail is not its own.
+        wire.expect_running(self.system(index))?;
+        measured
+    }
+
+    /// Returns the system of a series.
+    fn system(&self, index: usize) -> System {
+        let systems = &self.run.scenario.systems;
+        systems[index % systems.len()]
+    }
+
+    fn run_trial(
+        &self,
+        wire: &dyn Wire,
+        generator: &mut dyn Generator,
+        index: usize,
+        round: u32,
+    ) -> Result<(Trial, Streams)> {
         let (series, scenario) = (&self.run.series[index], &self.run.scenario);
-        // Each round has times of its own; all systems of a round have the same.
-        let system = scenario.systems[index % scenario.systems.len()];
+        let system = self.system(index);
         let read = || -> Result<_> {
             let counts = [wire.drops(system)?, wire.queues(system)?];
             Ok((counts, wire.carriers(system)?))
         };
         let (before, carriers) = read()?;
+        // Each round has times of its own; all systems of a round have the same.
         let asked = Asked {
             rate: series.load.rate,
             seconds: scenario.seconds,
             seed: scenario.seed.wrapping_add(round.into()),
         };
-        let event = scenario.event.filter(|_| system.balances());
+        let event = scenario.event.filter(|_| system.has_events());
         let (given, happened) = match event {
             None => (generator.run(asked)?, None),
             Some(event) => {
@@ -244,6 +286,17 @@ impl Session {
         trial.carrier_changes = counted_between(&carriers, &carriers_after);
         trial.event = happened;
         Ok((trial, streams))
+    }
+
+    /// Says what is left of the run where it ends early.
+    fn kept(&self, out: &Path) -> String {
+        match self.measured {
+            0 => "no round was complete".to_owned(),
+            rounds => format!(
+                "{} has {rounds} rounds, as an interrupted result",
+                out.display()
+            ),
+        }
     }
 
     fn keep(&mut self, index: usize, trial: Trial, intervals: Streams) {

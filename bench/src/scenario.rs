@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use load::tests::load;
 pub use load::{
     AddressFamily, Background, Exchange, FlowOrder, FrameSize, GeneratorKind, LARGEST_FRAME, Load,
-    SMALLEST_FRAME, Schedule, SearchKind, Segment,
+    SMALLEST_FRAME, Schedule, SearchKind, Segment, ShareOfSearch, ShareOfSystem, Stamps,
 };
 pub use ports::{BACKEND_PORT, Commands, Port, Ports, UnderTest, hop_of};
 pub use read::{Problem, ScenarioError};
@@ -81,8 +81,17 @@ impl Scenario {
     /// read a request is not known here.
     pub fn streams(&self, load: &Load) -> Vec<Stream> {
         let all = load.generator.streams().iter().copied();
-        all.filter(|stream| self.wire != WireKind::Reflector || *stream != Stream::Forward)
-            .collect()
+        all.filter(|stream| match stream {
+            Stream::Forward => self.wire != WireKind::Reflector,
+            Stream::RoundTripStamped => load.stamps != Stamps::None,
+            Stream::RoundTrip | Stream::RoundTripUncorrected | Stream::Lateness => true,
+        })
+        .collect()
+    }
+
+    /// Tells whether the client's card is to stamp frames.
+    pub fn has_stamps_of_cards(&self) -> bool {
+        self.loads.iter().any(|load| load.stamps == Stamps::Card)
     }
 
     /// Returns the device under test that a system is; `None` for one that a run sets up itself.
@@ -204,7 +213,9 @@ names! {
         "none": Self::None,
         "ndr": Self::Ndr,
         "pdr": Self::Pdr,
-        "rfc2544": Self::Rfc2544
+        "rfc2544": Self::Rfc2544,
+        "rfc2544-loss": Self::Rfc2544Loss
     }
+    Stamps { "none": Self::None, "kernel": Self::Kernel, "card": Self::Card }
     FlowOrder { "in-turn": Self::InTurn, "uniform": Self::Uniform, "zipf": Self::Zipf }
 }

@@ -29,6 +29,7 @@ mod live;
 mod null;
 mod planned;
 mod ports;
+mod running;
 
 use std::{
     collections::BTreeMap,
@@ -44,10 +45,12 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 pub use self::{
     addresses::PlannedFlow,
     backends::Responder,
+    background::RATE_TRIALS,
     carriers::LinkDown,
     drops::{Counts, counted_between},
     planned::{PlannedSeries, planned},
-    ports::{Reflector, reasons_against},
+    ports::{Reflector, reason_against_stamps, reason_against_xdp, reasons_against},
+    running::SystemEnded,
 };
 use self::{
     addresses::{FIRST_CLIENT_PORT, Listing, first_node, routed},
@@ -56,11 +59,8 @@ use self::{
     ports::Cards,
 };
 use crate::{
-    load::{
-        Arrivals, Generator,
-        search::{Goal, Searching},
-        sockets::Backends,
-    },
+    datapath::Protocol,
+    load::{Arrivals, Generator, search::searching, sockets::Backends},
     probe::Key,
     scenario::{AddressFamily, EventKind, GeneratorKind, Load, Scenario, System, WireKind},
 };
@@ -122,12 +122,24 @@ pub trait Wire: Sync {
     /// When the kernel does not tell, or an agent does not answer.
     fn drops(&self, system: System) -> Result<Counts>;
 
+    /// Returns the facts that a wire knows of: those of other machines, and those of the network cards that it has taken.
+    fn facts(&self) -> BTreeMap<String, String> {
+        BTreeMap::new()
+    }
+
     /// Reads how often each device on the way of a system's packets has got or lost its carrier so far.
     ///
     /// # Errors
     ///
     /// [`LinkDown`] when one has none.
     fn carriers(&self, system: System) -> Result<Counts>;
+
+    /// Checks that a system still runs, which its packets need not tell.
+    ///
+    /// # Errors
+    ///
+    /// [`SystemEnded`] when it does not.
+    fn expect_running(&self, system: System) -> Result<()>;
 }
 
 /// Builds the wire of a scenario.
@@ -163,6 +175,10 @@ pub struct Lab {
     backends: Backends,
     /// The client's port of the next flow.
     next_port: AtomicU16,
+    /// Frames a second that systems take of loads, as far as they have been measured.
+    rates: Mutex<BTreeMap<String, f64>>,
+    /// Which systems have proved that they answer, by which families and protocols.
+    proven: Mutex<Vec<(System, AddressFamily, Protocol)>>,
 }
 
 impl Lab {
@@ -181,7 +197,10 @@ impl Lab {
         let systems: Vec<System> = systems.filter(|one| *one != System::Direct).collect();
         let edges = u8::try_from(systems.len())?;
         let plain = u8::try_from(2 * BACKENDS)?;
+        // Frames of a CPU go by a queue of its own.
+        let threads = scenario.loads.iter().map(|load| load.threads).max();
         let mut net = Topology::builder().edges(edges).nodes(plain);
+        net = net.queues(threads.unwrap_or(1));
         if systems.contains(&System::OursNodeport) {
             let all = u8::try_from(3 * BACKENDS)?;
             net = net.nodes(all).pods(1).pods_from(plain);
@@ -202,6 +221,8 @@ impl Lab {
                 arrivals: Arrivals::default(),
             },
             next_port: AtomicU16::new(FIRST_CLIENT_PORT),
+            rates: Mutex::default(),
+            proven: Mutex::default(),
         };
         lab.route()?;
         lab.start_responders()?;
@@ -379,10 +400,7 @@ impl Wire for Lab {
                 Box::new(self.open_live(system, load)?)
             }
         };
-        Ok(match Goal::of(load.search) {
-            Some(goal) => Box::new(Searching::new(generator, goal)),
-            None => generator,
-        })
+        Ok(searching(generator, load.search))
     }
 
     fn backend_names(&self, system: System) -> Vec<String> {
@@ -400,6 +418,10 @@ impl Wire for Lab {
 
     fn carriers(&self, system: System) -> Result<Counts> {
         self.read_carriers(system)
+    }
+
+    fn expect_running(&self, system: System) -> Result<()> {
+        self.expect_programs(system)
     }
 
     fn cause(&self, system: System, event: EventKind) -> Result<()> {

@@ -81,7 +81,7 @@ def check_json(path, result, validator):
 def check_csv(path, result):
     with path.open(newline="") as lines:
         rows = list(csv.DictReader(lines, strict=True))
-    streams = ["round_trip", "round_trip_uncorrected", "forward", "lateness"]
+    streams = ["round_trip", "round_trip_uncorrected", "forward", "lateness", "round_trip_stamped"]
     expected = [
         (one, stream, one["figures"] if trial is None else trial["figures"], trial)
         for one in result["series"]

@@ -33,8 +33,9 @@ mod pod_devices;
 mod problems;
 mod programmed;
 mod reload;
-mod start;
+pub(crate) mod start;
 mod view;
+mod whole_edge;
 
 use std::collections::BTreeSet;
 use std::sync::mpsc::Receiver;
@@ -43,6 +44,7 @@ use std::time::{Duration, Instant};
 
 use fastpath::nexthop::{NetlinkError, Wake, Waker, Watcher};
 use fastpath::tables::Tables;
+use fastpath::whole_edge::WholeEdge;
 use serde_json::Value;
 
 use self::announce_state::Announcing;
@@ -107,6 +109,8 @@ pub struct Agent {
     announcing: Announcing,
     peering: Peering,
     mending: Mending,
+    /// The threads that take frames all the way; `None` if the programs do.
+    whole_edge: Option<WholeEdge>,
 
     periodic_work: PeriodicWork,
     problems: Problems,
@@ -163,9 +167,11 @@ impl Agent {
                 .map_or(TIMER, |pause| pause.min(TIMER));
             let timer = timer.saturating_sub(self.followed.elapsed());
             let timeout = pauses.min().map_or(timer, |pause| pause.min(timer));
-            let paths = self.path_pause(now).unwrap_or(timeout);
             self.publish();
-            let wake = self.watcher.wait(Some(timeout.min(paths)))?;
+            let others = self.path_pause(now).into_iter();
+            let others = others.chain(self.peering.pause());
+            let wait = others.min().map_or(timeout, |pause| pause.min(timeout));
+            let wake = self.watcher.wait(Some(wait))?;
             self.keep_announcing();
             while let Ok(command) = commands.try_recv() {
                 if self.obey(command) {
@@ -180,9 +186,9 @@ impl Agent {
             } else if turned || self.problems.pause(Instant::now()) == Some(Duration::ZERO) {
                 self.settle();
             }
-            // Looking for path MTUs ends the sleep more often than the machine has to be looked at.
-            let is_for_paths = wake == Wake::TimedOut && now.elapsed() < timeout;
-            if wake != Wake::Woken && !is_for_paths {
+            // Other work ends the sleep more often than the machine has to be looked at.
+            let is_for_others = wake == Wake::TimedOut && now.elapsed() < timeout;
+            if wake != Wake::Woken && !is_for_others {
                 self.follow_machine();
             }
             self.follow_paths(Instant::now());
@@ -250,8 +256,9 @@ impl Agent {
             }
             self.show_announceable();
             // An interface may have other queues.
-            let (item, outcome) = self.mend();
-            self.problems.note(Instant::now(), item, outcome);
+            for (item, outcome) in self.mend() {
+                self.problems.note(Instant::now(), item, outcome);
+            }
         } else {
             self.settle();
         }
@@ -283,6 +290,7 @@ impl Agent {
     /// that changed something.
     fn settle(&mut self) -> usize {
         let done = self.settle_what_is_known();
+        self.show_peers();
         self.report();
         done
     }
@@ -359,6 +367,7 @@ impl Agent {
     fn detach(&mut self) -> Result<Detached, String> {
         let interfaces = self.attachments.detach_all();
         let interfaces = interfaces.map_err(|error| chain(&error))?;
+        self.whole_edge = None;
         self.mending.end()?;
         tracing::info!(?interfaces, "detached, no pins are left");
         if let Err(error) = self.next_hops.release() {

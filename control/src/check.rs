@@ -15,13 +15,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use fastpath::facts::{self, InterfaceError};
+use fastpath::facts::{self, Interface, InterfaceError};
+use fastpath::nexthop::Resolver;
 use fastpath::pins::Pins;
 
 use self::finding::{Finding, Severity, SubjectReport, page};
-use self::kernel::MENDING;
+use self::kernel::{MENDING, WHOLE_EDGE};
 use crate::config::host::{self, HostFacts};
-use crate::config::{self, Config, ConfigError, DEFAULT_PIN_DIR, InterfaceSelector};
+use crate::config::{self, Config, ConfigError, DEFAULT_PIN_DIR, Datapath, InterfaceSelector};
 use crate::desired::{AttachMode, Desired, Role};
 use crate::target_state::{Machine, TargetState};
 use crate::{cli, commands};
@@ -65,9 +66,16 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
     });
     let pin_dir = config.as_ref().map(|config| config.pin_dir.clone());
     let pin_dir = pin_dir.unwrap_or_else(|| PathBuf::from(DEFAULT_PIN_DIR));
+    let datapath = config.as_ref().map(|config| config.datapath);
+    let datapath = datapath.unwrap_or_default();
     let mut kernel = SubjectReport::of("kernel");
-    kernel::kernel(&mut kernel, &facts::kernel());
+    kernel::kernel(&mut kernel, &facts::kernel(), datapath);
     findings.extend(kernel.findings);
+    if datapath == Datapath::Afxdp {
+        let missing = facts::process().missing(&WHOLE_EDGE);
+        let report = kernel::whole_edge(&facts::kernel(), facts::has_af_xdp(), &missing);
+        findings.extend(report.findings);
+    }
     findings.extend(kernel::process(&facts::process()).findings);
     let mut kernel = SubjectReport::of("kernel");
     kernel::bpffs(&mut kernel, &pin_dir, facts::bpffs(&pin_dir));
@@ -83,28 +91,32 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
     }
     findings.append(&mut kernel.findings);
 
-    if config
+    let mends = config
         .as_ref()
-        .is_some_and(|config| config.desired.mend.is_some())
-    {
+        .is_some_and(|config| config.desired.mend.is_some());
+    if mends {
         let report = kernel::mending(facts::has_af_xdp(), &facts::process().missing(&MENDING));
         findings.extend(report.findings);
     }
 
     let ours = Pins::new(&pin_dir).interfaces().unwrap_or_default();
     let mut node = false;
+    let mut nodes = BTreeSet::new();
     if let Some(config) = &config {
         let desired = &config.desired;
         let machine = Machine::of(desired, &host::facts().unwrap_or_default());
         node = desired.is_node(&machine.addresses);
         if let Some(options) = &config.kubernetes {
-            let (cluster, may_be_node) = cluster::look(options, desired);
+            let exchanges = config.peers.is_some() && desired.edge;
+            let (cluster, may_be_node) = cluster::look(options, desired, exchanges);
             // The cluster knows which machines are nodes.
             node |= desired.node == Role::IfListed && may_be_node;
             findings.extend(cluster);
         }
         findings.extend(listeners::listeners(config).findings);
-        let shared = &TargetState::of(desired, &machine).addresses.nat & &machine.primary;
+        let target = TargetState::of(desired, &machine);
+        let shared = &target.addresses.nat & &machine.primary;
+        nodes = target.nodes;
         kernel::masquerade(&mut kernel, &shared, facts::masquerades());
         findings.append(&mut kernel.findings);
     }
@@ -144,10 +156,37 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
     }
     // Without a choice these are all interfaces, and nothing says which of them will be used.
     if config.is_some() || !options.interface.is_empty() {
-        let judges = interface::redirect_targets(&used, &ours);
+        let mut judges = interface::redirect_targets(&used, &ours, mends);
+        let is_native = |(_, mode): &(Interface, AttachMode)| *mode != AttachMode::Generic;
+        if used.iter().any(is_native) {
+            judges.extend(interface::carriers(&carriers(&nodes, &used), mends));
+        }
         findings.extend(judges.into_iter().flat_map(|report| report.findings));
     }
     findings
+}
+
+/// Counts the nodes that are reached by devices that take no frames from XDP, by the name of the device. The interfaces in use
+/// have a finding of their own.
+fn carriers(nodes: &BTreeSet<IpAddr>, used: &[(Interface, AttachMode)]) -> BTreeMap<String, usize> {
+    let mut by_device = BTreeMap::new();
+    let Ok(mut resolver) = Resolver::new() else {
+        return by_device;
+    };
+    resolver.set_carrying(true);
+    // Without an answer of the kernel, there are findings about what is missing.
+    let Ok(mut snapshot) = resolver.snapshot() else {
+        return by_device;
+    };
+    for node in nodes {
+        if let Ok(Some(index)) = snapshot.carried_by(*node)
+            && !used.iter().any(|(interface, _)| interface.index == index)
+            && let Some(name) = facts::device_name(index)
+        {
+            *by_device.entry(name).or_default() += 1;
+        }
+    }
+    by_device
 }
 
 /// Lists the ports at which NodePorts are or may be served.

@@ -29,8 +29,8 @@ pub struct Cli {
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0  done; for `check` and `cluster test`: nothing fails; for `cluster status`: no findings; for `cluster which`: one edge announces the address
-  1  it failed: no agent answers, the dataplane cannot be set up, `check` or `cluster test` found a FAIL, `cluster status` has findings, `cluster which` found no edge or several, `cluster bundle` got nothing
+  0  done; for `check` and `cluster test`: nothing fails; for `upgrade`: connections go on; for `cluster status`: no findings; for `cluster which`: one edge announces the address
+  1  it failed: no agent answers, the dataplane cannot be set up, `check` or `cluster test` found a FAIL, `upgrade` would lose connections, `cluster status` has findings, `cluster which` found no edge or several, `cluster bundle` got nothing
   2  the command line or the configuration is wrong
 
 Environment:
@@ -102,6 +102,11 @@ pub enum Command {
     ///
     /// A running agent does this and ends.
     Detach(Detach),
+    /// Tell what becomes of the tables in the kernel when the agent of this program takes over
+    ///
+    /// Run it with the new program, before the upgrade. Of each table it says whether it goes on, is converted or is made
+    /// anew, and what that loses. It changes nothing.
+    Upgrade(Upgrade),
     /// Show the settings in force, with the defaults of those that the file leaves out
     ///
     /// Services and nodes are not shown, nor the seed of the flow hash, which is a secret.
@@ -385,6 +390,23 @@ pub struct Detach {
     pub agent: Agent,
     /// Where the pins are, if no agent runs
     #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR)]
+    pub pin_dir: PathBuf,
+    /// How to print it.
+    #[command(flatten)]
+    pub format: Format,
+}
+
+/// Options of `upgrade`.
+#[derive(Debug, Args)]
+pub struct Upgrade {
+    /// Only tell: the upgrade itself is a restart with the new program
+    #[arg(long, required = true)]
+    pub check: bool,
+    /// The agent's configuration, which says where the pins are and how large the tables
+    #[arg(long, short, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Where the pins are, without a configuration
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_DIR, conflicts_with = "config")]
     pub pin_dir: PathBuf,
     /// How to print it.
     #[command(flatten)]

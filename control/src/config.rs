@@ -60,6 +60,8 @@ pub struct Config {
     pub desired: Desired,
     /// The entries under `interfaces`. What they stand for is in `desired`.
     pub(crate) interfaces: Vec<InterfaceEntry>,
+    /// What takes frames all the way.
+    pub datapath: Datapath,
     /// Sizes of the kernel tables.
     pub tables: TableSizes,
     /// Path of the agent's unix socket.
@@ -89,10 +91,45 @@ pub struct Config {
 pub struct Peers {
     /// Where other edges are answered; `None` if they are not.
     pub listen: Option<Listen>,
-    /// Addresses and ports of all edges. This machine's may be among them.
-    pub addresses: BTreeSet<SocketAddr>,
-    /// The file with the key that all edges share.
-    pub key_file: PathBuf,
+    /// How this edge finds the others, and the key.
+    pub found: PeersFound,
+}
+
+/// How an edge finds the others, and the key that all share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeersFound {
+    /// The file says it.
+    InFile {
+        /// Addresses and ports of all edges. This machine's may be among them.
+        addresses: BTreeSet<SocketAddr>,
+        /// The file with the key.
+        key_file: PathBuf,
+    },
+    /// The others are the machines of Guideway's headless Service. The key is in the cluster's Secret.
+    InCluster {
+        /// The port at which all of them listen.
+        port: u16,
+    },
+}
+
+/// What takes frames all the way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Datapath {
+    /// The XDP programs.
+    #[default]
+    Xdp,
+    /// Threads over AF_XDP sockets, on kernels that are too old for the programs. An edge alone, without NAT mode.
+    Afxdp,
+}
+
+impl Datapath {
+    /// Returns the name in the file.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Xdp => "xdp",
+            Self::Afxdp => "afxdp",
+        }
+    }
 }
 
 /// Where services, nodes and virtual addresses come from.
@@ -215,6 +252,7 @@ pub(crate) struct Origins {
     pub(crate) nat: BTreeMap<IpAddr, Position>,
     pub(crate) nodes: BTreeMap<IpAddr, Position>,
     pub(crate) key_file: Option<Position>,
+    pub(crate) datapath: Option<Position>,
 }
 
 /// Reads and validates the file at `path`.

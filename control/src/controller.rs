@@ -3,7 +3,7 @@
 //! ```text
 //! watch (Services, pools, Nodes, EndpointSlices, Namespaces) -> convert -> planner -> allocate (pure) -> status -> API server
 //!       (Leases of edges) -> announcements (who announces what) --------------^
-//!                                        lease (who acts) --------------------+          seed (made once)
+//!                                        lease (who acts) --------------------+          secrets (made once)
 //! ```
 //!
 //! Of several controllers one leads, by a Lease; only it writes. The others watch too, so that one of them can
@@ -33,7 +33,7 @@ mod planner;
 mod pool_status;
 mod reconcile;
 mod refusal;
-mod seed;
+mod secrets;
 mod selector;
 mod service_status;
 mod unclaimed;

@@ -321,8 +321,10 @@ impl Index {
             self.changes.addresses = true;
         }
         let known_as = self.machines.known_as();
-        if self.state.known_as != known_as {
+        let peers = self.machines.peers();
+        if self.state.known_as != known_as || self.state.peers != peers {
             self.state.known_as = known_as;
+            self.state.peers = peers;
             self.changes.addresses = true;
         }
         let leaving = self.machines.is_leaving();

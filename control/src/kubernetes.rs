@@ -23,6 +23,7 @@ mod node_events;
 mod object_events;
 pub(crate) mod request_errors;
 pub(crate) mod schema;
+pub(crate) mod shared_secret;
 mod update_pause;
 pub(crate) mod watch_results;
 mod worker;
@@ -42,9 +43,11 @@ pub use self::watch_results::WatchStatus;
 
 use self::cluster_objects::ClusterObjects;
 use self::follow::WatchScope;
+use self::shared_secret::{PEERS_KEY, SEED, peers_key, seed};
 use self::worker::Worker;
 use crate::config::Kubernetes;
 use crate::index::{Options, TopologyHints};
+use crate::peers::Key;
 
 /// Why the API cannot be followed at all.
 #[derive(Debug, thiserror::Error)]
@@ -109,6 +112,26 @@ impl Watchers {
         self.feed.clone()
     }
 
+    /// Returns the key with which edges authenticate each other, once the controller has made it. Calls `waiting` with the
+    /// reason for each wait.
+    ///
+    /// # Errors
+    ///
+    /// When the credentials for the API server cannot be used.
+    pub(crate) fn peers_key(
+        &self,
+        waiting: impl FnMut(String) + Send + 'static,
+    ) -> Result<impl Future<Output = Key> + Send + 'static, FollowError> {
+        let client = client::client(self.server.clone())?;
+        let namespace = self.identity.namespace.clone();
+        let request_errors = self.feed.request_errors().clone();
+        Ok(async move {
+            PEERS_KEY
+                .wait_for(&client, &namespace, &request_errors, peers_key, waiting)
+                .await
+        })
+    }
+
     /// Starts to watch, in a thread of its own. It calls `changed` for each state put into the feed, and
     /// `ended` if the thread ends, which happens only by a panic.
     ///
@@ -137,7 +160,9 @@ impl Watchers {
                 None => {
                     let request_errors = feed.request_errors();
                     let waiting = |reason| wait(&feed, reason);
-                    client::seed(&client, &identity.namespace, request_errors, waiting).await
+                    let namespace = &identity.namespace;
+                    SEED.wait_for(&client, namespace, request_errors, seed, waiting)
+                        .await
                 }
             };
             let node_name = identity.node_name;

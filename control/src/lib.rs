@@ -47,4 +47,5 @@ pub mod run;
 pub mod service_totals;
 pub mod target_state;
 mod timer;
+pub mod upgrade;
 mod versions;

@@ -13,7 +13,7 @@ use control::cli::{Cli, Cluster, Command, Drops};
 use control::commands::capture::filter::FilterError;
 use control::config::ConfigError;
 use control::render::Page;
-use control::{check, cluster, commands, controller, run};
+use control::{check, cluster, commands, controller, run, upgrade};
 
 /// Exit code for a wrong command line or configuration.
 const WRONG_INPUT: u8 = 2;
@@ -74,6 +74,7 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::UndrainEdge(options) => commands::drain::undrain_edge(&options)?,
         Command::Detach(options) => commands::detach(&options)?,
         Command::Flows(options) => commands::flows(&options)?,
+        Command::Upgrade(options) => return upgrade::upgrade(&options),
         Command::Config(options) => commands::config(&options)?,
         Command::Version(options) => commands::version(&options)?,
         Command::Log(options) => commands::log(&options)?,

@@ -273,9 +273,11 @@ mod tests {
                 mend: Some(MendStatus {
                     queues: 3,
                     open: 2,
+                    carried: [("br0".to_owned(), 4)].into(),
                     ..MendStatus::default()
                 }),
                 peers: Some(PeersStatus {
+                    missing_key: Some("there is no Secret".to_owned()),
                     asked: 21,
                     answered: 22,
                     refused: [("timed_out".to_owned(), 2)].into(),
@@ -395,6 +397,8 @@ mod tests {
             "guideway_health_check_duration_seconds_count{type=\"tcp\"} 1",
             "guideway_next_hops{state=\"resolved\"} 2",
             "guideway_mend_queues{state=\"wanted\"} 3",
+            "guideway_peers_key_missing 1",
+            "guideway_mend_carried_next_hops{device=\"br0\"} 4",
             "guideway_peers{state=\"all\"} 1",
             "guideway_peers{state=\"answering\"} 1",
             "guideway_peers{state=\"agreeing\"} 1",

@@ -6,6 +6,9 @@ use fastpath::nexthop::Resolution;
 
 use crate::announce::Mac;
 
+/// What each packet costs that the agent sends by a device that takes no frames from XDP.
+pub(crate) const CARRY_COST: &str = "about 1 us of one CPU for each packet";
+
 pub(crate) const fn state(next_hop: Option<Resolution>) -> &'static str {
     match next_hop {
         Some(Resolution::Resolved(_)) => "resolved",
@@ -50,6 +53,9 @@ impl DeviceNames {
     /// Returns the name of the device that packets leave by, or why there is none.
     pub(crate) fn describe(&self, next_hop: Option<Resolution>) -> String {
         match next_hop {
+            Some(Resolution::Resolved(hop)) if hop.is_carried => {
+                format!("{} (carried)", self.of(hop.ifindex))
+            }
             Some(Resolution::Resolved(hop)) => self.of(hop.ifindex),
             Some(Resolution::Local) => "this machine".to_owned(),
             Some(Resolution::Unresolved(reason)) => reason.to_string(),

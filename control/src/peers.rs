@@ -43,12 +43,12 @@ mod turns;
 use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fastpath::tables::{SlotOwners, TakenOwners};
-use futures_util::future::{join, join_all};
+use futures_util::future::{BoxFuture, Shared, join, join_all};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 use crate::desired::ServiceKey;
 
@@ -64,48 +64,66 @@ const PAUSE: Duration = Duration::from_secs(5);
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most bytes that an exchange receives: what it lacks then is asked for in the next one.
 const MOST_BYTES: usize = 32 << 20;
+/// Slots whose owners the agent tells, digests or takes at one go. It does nothing else meanwhile.
+pub(crate) const SLOTS_AT_ONCE: usize = 1 << 15;
 
 /// Why an edge without a past is not ready yet.
 pub(crate) const WAITS_FOR_PAST: &str =
     "no other edge has told the past of slots yet, see `peers` of the configuration";
 
-/// What peers are asked and answered with. All of it is opened before the agent touches the dataplane.
+/// The key, once it is known. Clones wait for the same.
+pub(crate) type ComingKey = Shared<BoxFuture<'static, Key>>;
+
+/// What peers are asked and answered with. Listeners are opened before the agent touches the dataplane.
 #[derive(Debug)]
 pub(crate) struct Exchange {
-    pub(crate) key: Key,
+    pub(crate) key: ComingKey,
     pub(crate) listeners: Vec<TcpListener>,
+    pub(crate) states: PeerStates,
+}
+
+/// This edge, as the exchange needs it.
+#[derive(Debug)]
+pub(crate) struct OwnEdge<O> {
+    pub(crate) owners: O,
     pub(crate) network: Network,
+    /// Whether its tables had a past when it began.
+    pub(crate) has_past: bool,
 }
 
 impl Exchange {
-    /// Takes the past from a peer, unless the tables have one, and calls `begun`. Then asks and answers for ever.
-    pub(crate) async fn run<O: Owners>(
-        self,
-        (owners, states): (O, PeerStates),
-        has_own_past: bool,
-        begun: impl FnOnce(),
-    ) {
-        let (key, network) = (self.key.clone(), self.network);
-        let mut turns = Turns::new(key, owners.clone(), network, states.clone());
-        turns.begin(has_own_past).await;
+    /// Takes the past from a peer, unless the edge has one, and calls `begun`. Then asks and answers for ever.
+    pub(crate) async fn run<O: Owners>(self, edge: OwnEdge<O>, begun: impl FnOnce()) {
+        let OwnEdge {
+            owners,
+            network,
+            has_past,
+        } = edge;
+        let Self {
+            key,
+            listeners,
+            states,
+        } = self;
+        let mut turns = Turns::new(key.clone(), owners.clone(), network, states.clone());
+        turns.begin(has_past).await;
         begun();
         // Who has no past yet is of no use to another edge that has none.
-        let listeners = self.listeners.into_iter();
         let answers = listeners
-            .map(|listener| serve(listener, self.key.clone(), owners.clone(), states.clone()));
+            .into_iter()
+            .map(|listener| serve(listener, key.clone(), owners.clone(), states.clone()));
         join(join_all(answers), turns.run()).await;
     }
 }
 
-/// The peers that the configuration lists.
+/// The other edges, as the agent knows them.
 #[derive(Clone, Debug)]
-pub(crate) struct Network(pub(crate) Arc<BTreeSet<SocketAddr>>);
+pub(crate) struct Network(pub(crate) watch::Receiver<BTreeSet<SocketAddr>>);
 
 impl Connect for Network {
     type Stream = TcpStream;
 
-    fn peers(&self) -> Vec<SocketAddr> {
-        self.0.iter().copied().collect()
+    fn peers(&self) -> BTreeSet<SocketAddr> {
+        self.0.borrow().clone()
     }
 
     async fn connect(&self, peer: SocketAddr) -> io::Result<TcpStream> {

@@ -4,7 +4,7 @@
 /// The explanation of a reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// `drop`, `fail`, `pass`, `reply`, `to_client`, `to_node`, `punt` or `mend`.
+    /// `drop`, `fail`, `pass`, `reply`, `to_client`, `to_node`, `punt`, `mend` or `edge`.
     pub action: &'static str,
     /// The reason's label, as in the metrics.
     pub reason: &'static str,
@@ -58,8 +58,8 @@ explanations! {
         "source_range": "client outside source ranges";
             "The client's address is in none of the source ranges. `loadBalancerSourceRanges` hold at load-balancer addresses only, `source_ranges` of the file at the address and the NodePort.";
             "If the client may use the service, add its network to the source ranges of the service.";
-        "no_backend": "ICMP error, no backend for it";
-            "An ICMP error about a packet of a service that has no backend. Other packets to such a service are answered, or count as `no_local_backend`.";
+        "no_backend": "ICMP error or return, no backend";
+            "An ICMP error about a packet of a service that has no backend, or a datagram of one that nodes returned. Other packets to such a service are answered, or count as `no_local_backend`.";
             "See `guideway backends` and the pods of the Service: are they there, ready, and selected?";
         "ttl_expired": "TTL too low for one more hop";
             "NAT mode: the TTL of a later fragment or of an ICMP error is used up. For other packets the sender gets an answer (`time_exceeded`).";
@@ -91,6 +91,9 @@ explanations! {
         "unknown_pod": "edge named a pod not here";
             "An edge sent the packet for a pod that is not on this node. The pod has gone, or the edge lags behind.";
             "Some are normal while pods end. If they go on, compare `guideway backends` on the edge with the node.";
+        "unknown_pod_syn": "SYN, edge named a pod not here";
+            "An edge sent a new connection for a pod that is not on this node. The pod has gone, or edge or node lag behind. No other pod gets it, because its next packet would be for the same pod.";
+            "Some are normal while pods begin and end: the client sends its SYN again after a second. If they go on, compare `guideway backends` on the edge with the node.";
         "sent_back": "edge sent what is unknown here";
             "An edge sent a packet for a service that this node does not know, and the stack would route it back.";
             "Some are normal after a change. If they go on, compare `guideway services` and `guideway status` on both machines.";
@@ -147,7 +150,7 @@ explanations! {
             "Raise the MTU between edges and nodes by 40, or have clients set DF (path MTU discovery), as TCP does. Or have the agent cut such packets: `mend: on`. A jumbo frame is dropped even then.";
         "next_hop_unresolved": "no neighbour for the backend";
             "Neither the agent nor the kernel's FIB knows the MAC of the next hop to the backend's node.";
-            "Run `ip route get NODE` and `ip neigh` on this machine. Is there a route? Does the node answer ARP?";
+            "Run `ip route get NODE` and `ip neigh` on this machine. Is there a route? Does the node answer ARP? If packets end so just when a node is new or its neighbour entry was lost, have the agent hold them meanwhile: `mend: on`.";
         "not_on_link": "L2 DSR backend behind a router";
             "Mode `l2dsr` reaches machines of the same segment only. The way to this one has a router.";
             "Use `ipip` for the service (`guideway.dev/mode`), or move the edge into the segment.";
@@ -170,7 +173,7 @@ explanations! {
             "A router marked the outer header for congestion, and the packet inside cannot carry the mark (RFC 6040).";
             "Some are normal on a busy path. If there are many, look for the congested link between edge and node.";
         "return_limited": "returned, more than are tried";
-            "More segments of connections that no node knows than this node returns, or this edge looks for the owners of: ten thousand a second on each CPU.";
+            "More packets of flows that no node knows than this node returns, or this edge looks for the owners of: ten thousand a second on each CPU.";
             "After a change of backends, clients send again. Without one, somebody sends segments of no connection: see where from with `guideway capture reason return_limited -w FILE`.";
         "return_refused": "returned by another node";
             "A packet claims to be returned, but it does not come from the node that it was sent to.";
@@ -178,6 +181,9 @@ explanations! {
         "return_unexpected": "returned, but never sent so";
             "A packet claims to be returned, but with more tries left than its slot has had owners, or with none.";
             "A few are normal while backends change. If there are many, somebody forges them.";
+        "flow_not_copied": "flow is still being copied";
+            "While an upgrade copies flows into a table of another layout, a pod sent a segment of a connection that is not there yet.";
+            "Normal for a moment during such an upgrade: the pod sends again.";
     }
     fail {
         "unsupported": "device takes no frames from XDP";
@@ -295,8 +301,8 @@ explanations! {
         "neighbour": "answered ARP or ND for a VIP";
             "A neighbour asked for the MAC of an announced address.";
             NOTHING;
-        "returned": "unknown connection, to the edge";
-            "A segment of a connection that this node does not know, or an ICMP error about one. The edge that sent it has other owners for the flow's slot, and tries them.";
+        "returned": "unknown flow, to the edge";
+            "A packet of a flow that this node does not know, or an ICMP error about one. The edge that sent it has other owners for the flow's slot, and tries them.";
             NOTHING;
     }
     to_client {
@@ -309,8 +315,8 @@ explanations! {
     }
     to_node {
         "retried": "returned, next owner is tried";
-            "A node returned a packet whose connection it does not know, and this edge sends it to another backend that has owned the flow's slot, or to the present one again.";
-            "Nothing, after backends of a service have changed: each connection of a backend that lost its slot is looked for once. If it goes on without a change, look for the clients of dead connections with `guideway capture to_node -w FILE`.";
+            "A node returned a packet whose flow it does not know, and this edge sends it to another backend that has owned the flow's slot, or to the present one again.";
+            "Nothing, after backends of a service have changed: each connection of a backend that lost its slot is looked for once, and for five minutes each new flow of UDP. If it goes on without a change, look for the clients of dead connections with `guideway capture to_node -w FILE`.";
     }
     punt {
         "punted_fragment": "early fragment, to the agent";
@@ -322,13 +328,19 @@ explanations! {
         "punted_too_big": "too long, to be cut by the agent";
             "An IPv4 packet without DF is too long with its outer header, or for its next hop. XDP handed it to the agent, which cuts it into fragments (`mend: on`).";
             "Nothing. Each takes the agent some microseconds. If there are many, raise the MTU between edges and nodes by 40, or have clients set DF (path MTU discovery).";
+        "punted_next_hop": "no neighbour yet, to the agent";
+            "The agent and the kernel's FIB do not know the MAC of the next hop to the backend's node: the node is new, or its neighbour entry was lost. XDP handed the packet to the agent, which holds it until the kernel has resolved the neighbour (`mend: on`).";
+            "Nothing. If it goes on, see `mend_next_hop_unresolved`.";
+        "punted_carry": "finished, for the agent to send";
+            "The device of the next hop takes no frames from XDP: a bridge, stacked VLANs, a veth whose peer has no program. XDP finished the packet, counted it as forwarded (or as what it is), and handed it to the agent, which sends it by that device (`mend: on`).";
+            "Nothing, if about 1 us of one CPU for each packet is no matter. Otherwise have the nodes behind an interface that takes redirected frames.";
     }
     mend {
         "mend_taken": "received by the agent";
             "The agent has received a punted packet. This is the sum of all others below, but `mend_lost_`, and of what is held. The counters of this section begin anew with the agent.";
             NOTHING;
         "mended": "mended, sent on by XDP";
-            "The ports became known, and the packet went back to XDP, which counts it again as it counts others.";
+            "The ports or the next hop became known, and the packet went back to XDP, which counts it again as it counts others.";
             NOTHING;
         "mend_passed_on": "ports unknown, to the kernel";
             "The ports of a packet to an address of this machine stayed unknown. The kernel got it.";
@@ -363,6 +375,21 @@ explanations! {
         "mend_no_piece_fits": "MTU too small even for fragments";
             "The next hop's MTU leaves no room for a header and eight bytes behind the outer header.";
             "Raise the MTU between edges and nodes: it is below 100.";
+        "mend_next_hop_unresolved": "no neighbour for the backend";
+            "The next hop to the backend's node did not become known in time (`mend_limits.next_hop_wait`). Without mending this is `next_hop_unresolved`.";
+            "Run `ip route get NODE` and `ip neigh` on this machine. Is there a route? Does the node answer ARP?";
+        "mend_next_hop_full": "too many wait for a neighbour";
+            "As many packets as may (`mend_limits.next_hop_packets`) wait already for the next hop to the backend's node, or what waits for all next hops takes half of `mend_limits.memory_kib`.";
+            "While a node does not answer ARP, nothing. If there are many although its entry comes soon, raise the two.";
+        "mend_carried": "sent by the agent";
+            "XDP had finished the packet. The agent has sent it by the device, which takes none from XDP.";
+            NOTHING;
+        "mend_not_carried": "no socket for the device";
+            "The agent has no AF_XDP socket by which the device sends, or it was closed before the packet had left: another program has the device's queue 0, the device is gone, or 16 devices have sockets already.";
+            "`guideway status`, line `mend`, says why.";
+        "mend_carry_full": "device sends too slowly";
+            "The packet was for a device that takes no frames from XDP, and as many as have room wait for it to send.";
+            "See whether the device or the one below it is congested (`ip -s link`). Have the nodes behind an interface that takes redirected frames.";
         "mend_lost_no_buffer": "no buffer free at the socket";
             "The kernel had no buffer for a punted packet: the agent took packets out too slowly.";
             "A flood of fragments has many. Otherwise look at the load of the machine's CPUs.";
@@ -373,6 +400,29 @@ explanations! {
             "A punted packet did not fit into a buffer of the socket.";
             "This should not be: report it.";
     }
+    edge {
+        "edge_taken": "taken by a thread";
+            "A thread of `datapath: afxdp` has taken the packet. This is the sum of all others below, but `edge_lost`. The counters of this section begin anew with the agent.";
+            NOTHING;
+        "edge_sent": "sent by a thread";
+            "The packet was forwarded or answered, as the other sections and the services count it, and is in the ring of its queue.";
+            NOTHING;
+        "edge_dropped": "dropped by a thread";
+            "The packet ended for a reason that is counted under `drop`.";
+            "See there.";
+        "edge_passed": "not ours, to the kernel";
+            "The packet was redirected to a thread and is for no service: it is for an address that others have too, or IP-in-IP that looks like a returned packet.";
+            NOTHING;
+        "edge_not_passed": "not ours, and not taken there";
+            "The veth pair by which packets go to the kernel did not take the packet, because its queue was full or somebody has removed it.";
+            "If it goes on, see whether `ip link` shows `guideway-mended`, and restart the agent.";
+        "edge_other_device": "next hop by another interface";
+            "The packet was to leave by another interface than the one that it came in by, which threads cannot do.";
+            "Have the nodes, or the router to them, on the interface that clients come by.";
+        "edge_lost": "no room at the socket";
+            "The kernel had no buffer or no place in the receive ring for the packet: the thread of its queue took packets out too slowly, or sends more slowly than they come. Or the packet has more than 1700 bytes.";
+            "Spread the traffic over more receive queues (`ethtool -L`), or use a kernel that runs the XDP programs.";
+    }
 }
 
 #[cfg(test)]
@@ -381,6 +431,7 @@ mod tests {
     use std::path::Path;
 
     use fastpath::mend::{LOSSES, Outcome};
+    use fastpath::whole_edge::{EDGE_LOST, EdgeOutcome};
     use xdp_prog::failure::Failure;
     use xdp_prog::reason::{self, ReasonKind};
 
@@ -400,7 +451,10 @@ mod tests {
         let failures = Failure::ALL.map(|failure| ("fail", failure.label()));
         let outcomes = Outcome::ALL.map(Outcome::label).into_iter();
         let mended = outcomes.chain(LOSSES).map(|label| ("mend", label));
-        let known: BTreeSet<_> = reasons.chain(failures).chain(mended).collect();
+        let edge = EdgeOutcome::ALL.map(EdgeOutcome::label).into_iter();
+        let edge = edge.chain([EDGE_LOST]).map(|label| ("edge", label));
+        let known = reasons.chain(failures).chain(mended).chain(edge);
+        let known: BTreeSet<_> = known.collect();
         let explained = EXPLANATIONS.iter().map(|one| (one.action, one.reason));
         assert_eq!(explained.clone().collect::<BTreeSet<_>>(), known);
         assert_eq!(explained.count(), known.len());
@@ -417,9 +471,9 @@ mod tests {
             `guideway drops` counts each packet that did not go on to a backend, by reason. The metrics `guideway_packets_total`\n\
             and `guideway_transmit_failures_total` have the reasons as labels. This page says what each reason means, how it comes\n\
             about and what to do. `guideway drops --explain REASON` says the same at the terminal.\n\n\
-            `guideway capture reason REASON -w FILE` writes the packets of a reason to a file. It takes no reason of `fail` or\n\
-            `mend`, because these show only after the program has run. It sees no packet that pods or the machine itself send (`translated`,\n\
-            `probe_sent`, `not_writable`): use tcpdump for those.\n"
+            `guideway capture reason REASON -w FILE` writes the packets of a reason to a file. It takes no reason of `fail`,\n\
+            `mend` or `edge`, because these show only after the program has run. It sees no packet that pods or the machine itself send (`translated`,\n\
+            `probe_sent`, `not_writable`, `flow_not_copied`): use tcpdump for those.\n"
             .to_owned();
         for (action, title) in [
             ("drop", "Dropped"),
@@ -433,6 +487,7 @@ mod tests {
                 "mend",
                 "What became of packets that were handed to the agent",
             ),
+            ("edge", "What threads do with packets (`datapath: afxdp`)"),
         ] {
             page += &format!("\n## {title} (`{action}`)\n\n");
             page += "| reason | meaning | cause | remedy |\n|---|---|---|---|\n";

@@ -1,9 +1,8 @@
 //! `guideway run`: starts the agent's thread and everything that feeds it.
 
-use std::future::pending;
+use std::future::{pending, ready};
 use std::path::Path;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
 
@@ -18,9 +17,9 @@ use tokio::task::{JoinError, JoinSet};
 
 use crate::agent::{Agent, Command, Handle};
 use crate::api::server::Socket;
-use crate::config::{HealthCheckNodePorts, Listen, Source};
+use crate::config::{HealthCheckNodePorts, Listen, Peers, PeersFound, Source};
 use crate::kubernetes::{Watchers, leases};
-use crate::peers::{Exchange, Key, Network};
+use crate::peers::{Exchange, Key, PeerStates};
 use crate::{cli, config, file_watch, healthz, http, log};
 
 /// Runs the agent until a signal or `guideway detach` ends it.
@@ -67,18 +66,15 @@ async fn serve(
         healthz = listeners(options.healthz, "kubernetes.healthz").await?;
     }
     let exchange = match config.peers.as_ref().filter(|_| config.desired.edge) {
-        Some(peers) => Some(Exchange {
-            key: Key::read(&peers.key_file).context("cannot exchange owners with other edges")?,
-            listeners: listeners(peers.listen, "peers.listen").await?,
-            network: Network(Arc::new(peers.addresses.clone())),
-        }),
+        Some(peers) => Some(exchange(peers, watchers.as_ref()).await?),
         None => None,
     };
     let health_check_ports = config.kubernetes.as_ref();
     let health_check_ports = health_check_ports.map(|options| options.health_check_node_port);
     let (commands, received) = mpsc::channel();
     let announces = config.desired.announce.is_some();
-    let mut agent = Agent::start(path, config, watchers.as_ref().map(Watchers::feed))?;
+    let states = exchange.as_ref().map(|exchange| exchange.states.clone());
+    let mut agent = Agent::start(path, config, watchers.as_ref().map(Watchers::feed), states)?;
     let handle = Handle::new(commands, agent.waker());
     let (lose, mut lost) = unbounded_channel::<&'static str>();
     let ended = move |thread| {
@@ -106,17 +102,17 @@ async fn serve(
         watchers.start(agent.inherited_nodes(), changed, ended)?;
     }
     let (begin, begun) = oneshot::channel();
-    match exchange.zip(agent.peering(handle.clone())) {
-        Some((exchange, (mut owners, states, has_own_past))) => {
+    match exchange.zip(agent.own_edge(handle.clone())) {
+        Some((exchange, mut edge)) => {
             let told = handle.clone();
             tasks.spawn(async move {
-                owners.programmed().await;
+                edge.owners.programmed().await;
                 let begun = move || {
                     told.send(Command::PastTaken);
                     // The receiver is gone only when the process ends.
                     let _ = begin.send(());
                 };
-                exchange.run((owners, states), has_own_past, begun).await;
+                exchange.run(edge, begun).await;
             });
         }
         None => drop(begin.send(())),
@@ -202,6 +198,32 @@ fn tell_systemd() {
     if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
         tracing::warn!(%error, "cannot tell systemd that the agent serves");
     }
+}
+
+/// Prepares the exchange of owners with other edges.
+async fn exchange(peers: &Peers, watchers: Option<&Watchers>) -> Result<Exchange> {
+    let states = PeerStates::new();
+    let key = match (&peers.found, watchers) {
+        (PeersFound::InCluster { .. }, Some(watchers)) => {
+            let (waits, comes) = (states.clone(), states.clone());
+            let key = watchers.peers_key(move |reason| waits.note_missing_key(Some(reason)))?;
+            key.inspect(move |_| comes.note_missing_key(None)).boxed()
+        }
+        (PeersFound::InFile { key_file, .. }, _) => {
+            let key = Key::read(key_file).context("cannot exchange owners with other edges")?;
+            ready(key).boxed()
+        }
+        // The section for a cluster is read only where services come from it.
+        (PeersFound::InCluster { .. }, None) => pending().boxed(),
+    };
+    let key = key.shared();
+    // What an edge without a past waits for is not the key alone: it is fetched while the tables are filled.
+    tokio::spawn(key.clone());
+    Ok(Exchange {
+        key,
+        listeners: listeners(peers.listen, "peers.listen").await?,
+        states,
+    })
 }
 
 /// Opens the listeners that a field of the configuration asks for.

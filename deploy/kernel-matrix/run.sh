@@ -8,7 +8,9 @@
 #
 # Without arguments the payloads are fastpath's examples `verify` and `egress`,
 # its packet cases and, for the newest kernel, control's end-to-end tests over
-# devices that the running kernel may lack. One machine more has a clock that counts
+# devices that the running kernel may lack. One machine has the kernel of
+# MATRIX_WHOLE_EDGE_KERNEL, on which the object does not load, and runs control's tests
+# of an edge that does without. One machine more has a clock that counts
 # instructions as nanoseconds, so that no busy host makes anything late there: bench's
 # tests of times and of the kernel's generator pktgen. Kernels are Debian's, unpacked into
 # the user's cache and not installed; GUIDEWAY_MATRIX_REFRESH=1 looks for newer
@@ -156,19 +158,21 @@ busybox() {
 
 ## The initramfs
 
-# Leaves the executables to run in $payloads, those for the newest kernel in $newest, and those that
-# take times in $timed.
+# Leaves the executables to run in $payloads, those for the newest kernel in $newest, those for the
+# oldest in $oldest, and those that take times in $timed.
 # Of the whole workspace, as `cargo test` builds it: with a package's own choice of
 # features, cargo would build what they depend on once more.
 default_payloads() {
     cargo build --locked --workspace --example verify --example egress
-    cargo test --locked --workspace --test packets --test devices --test netem --test pktgen --no-run 2>"$work/cargo" || {
+    cargo test --locked --workspace --test packets --test devices --test whole_edge --test netem \
+        --test pktgen --no-run 2>"$work/cargo" || {
         cat "$work/cargo" >&2
         die "the test programs cannot be built"
     }
     cat "$work/cargo"
     payloads="$TARGET/debug/examples/verify $TARGET/debug/examples/egress $(executable packets)"
     newest=$(executable devices)
+    oldest=$(executable whole_edge)
     timed="$(executable netem) $(executable pktgen)"
     [ -x "$BUILT" ] || die "cargo has not built $BUILT, which the tests start"
 }
@@ -351,6 +355,7 @@ done
 icount=${GUIDEWAY_MATRIX_ICOUNT:+${GUIDEWAY_MATRIX_CPUS:-1}}
 [ -z "$icount" ] || kernels=${kernels##* }
 newest=
+oldest=
 timed=
 if [ $# -gt 0 ]; then
     payloads=$*
@@ -368,6 +373,11 @@ if [ -n "$timed" ]; then
     icount=2
     # shellcheck disable=SC2086 # a list of paths
     start "${kernel##*/}-icount" "$kernel" $timed
+fi
+if [ -n "$oldest" ]; then
+    icount=
+    kernel "${MATRIX_WHOLE_EDGE_KERNEL%%:*}" "${MATRIX_WHOLE_EDGE_KERNEL##*:}"
+    start "${kernel##*/}" "$kernel" "$oldest"
 fi
 printf '%-28s %8s  %s\n' kernel boot result >"$work/table"
 failed=0

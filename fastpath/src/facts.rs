@@ -24,10 +24,10 @@ pub(crate) use egress::tcx_programs;
 pub use egress::{Egress, Filter, TcxProgram, egress};
 pub use ethtool::{Channels, Features, set_features};
 pub use interface::{
-    Interface, InterfaceError, NativeXdp, XdpMode, XdpProgram, device_name, interface, is_attached,
-    members, mtus,
+    Interface, InterfaceError, NativeXdp, XdpMode, XdpProgram, above_others, device_name,
+    interface, is_attached, members, mtus,
 };
-pub(crate) use interface::{link, links};
+pub(crate) use interface::{link, links, redirect_targets};
 pub use kernel::{Bpffs, Jit, Kernel, KernelVersion, Lockdown, Softirq, bpffs, has_af_xdp, kernel};
 pub use masquerade::masquerades;
 pub use pods::{PodAddresses, has_device, pod_addresses};

@@ -23,3 +23,5 @@ pub mod port;
 pub mod refusal;
 mod sys;
 pub mod tables;
+#[cfg(any(feature = "xsk", test))]
+pub mod whole_edge;

@@ -4,6 +4,7 @@
 
 mod error;
 mod pinned;
+mod takeover;
 
 use std::{collections::BTreeMap, io, os::fd::AsFd as _, path::Path};
 
@@ -17,8 +18,9 @@ use aya::{
 use xdp_prog::{
     abi::{EGRESS_PROGRAM, XDP_PROGRAM, map},
     capture::Slot,
-    punt::MENDED_PROGRAM,
-    stage::Stage,
+    punt::{MENDED_PROGRAM, UNPUNTED_PROGRAM},
+    stage::{Duties, Stage},
+    whole_edge::REDIRECT_PROGRAM,
 };
 
 pub(crate) use self::error::explain;
@@ -27,12 +29,13 @@ use self::pinned::Prepared;
 pub use self::{
     error::LoadError,
     pinned::{MapLayout, Resized},
+    takeover::{Fate, Takeover},
 };
 use crate::{
     clsact::OwnedFilter,
     cpus,
-    facts::{self, KernelVersion, Softirq},
-    object,
+    facts::{self, Kernel, KernelVersion, Softirq},
+    memory, object,
     pins::{PinError, Pins, pin, unpin},
 };
 
@@ -69,6 +72,8 @@ pub struct Loader {
     max_entries: BTreeMap<String, u32>,
     /// Whether the kernel has AF_XDP sockets.
     has_af_xdp: bool,
+    duties: Duties,
+    is_whole_edge: bool,
 }
 
 impl Loader {
@@ -89,7 +94,16 @@ impl Loader {
             pins: None,
             max_entries: BTreeMap::new(),
             has_af_xdp: facts::has_af_xdp(),
+            duties: Duties::ALL,
+            is_whole_edge: false,
         }
+    }
+
+    /// Loads the program alone that redirects frames to the threads of a whole edge.
+    #[must_use]
+    pub const fn whole_edge(mut self) -> Self {
+        self.is_whole_edge = true;
+        self
     }
 
     /// Loads as for a kernel without AF_XDP sockets. For tests.
@@ -104,6 +118,13 @@ impl Loader {
     #[must_use]
     pub const fn object(mut self, bytes: &'static [u8]) -> Self {
         self.object = bytes;
+        self
+    }
+
+    /// Loads no stage that frames do not get to on a machine with these duties. [`Loaded::take_on`] loads it later.
+    #[must_use]
+    pub const fn duties(mut self, duties: Duties) -> Self {
+        self.duties = duties;
         self
     }
 
@@ -122,20 +143,38 @@ impl Loader {
     /// Each error names the cause and the remedy. Maps that were pinned before stay as they were; new pins are removed.
     pub fn load(&self) -> Result<Loaded, LoadError> {
         let kernel = facts::kernel();
-        if kernel.is_too_old() {
-            return Err(LoadError::KernelTooOld {
-                release: kernel.release,
-            });
+        self.judge(&kernel)?;
+        self.for_kernel(&kernel)?.load_on(&kernel.release)
+    }
+
+    /// Returns these options with the sizes that a kernel and the number of CPUs ask for.
+    fn for_kernel(&self, kernel: &Kernel) -> Result<Self, LoadError> {
+        let cpus = cpus::possible().map_err(LoadError::Cpus)?;
+        self.with_room_for_cpus(lru_entries(kernel.version, cpus))
+    }
+
+    /// Judges whether the programs can run on a kernel.
+    fn judge(&self, kernel: &Kernel) -> Result<(), LoadError> {
+        let release = || kernel.release.clone();
+        if self.is_whole_edge {
+            if !self.has_af_xdp {
+                return Err(LoadError::NoAfXdp { release: release() });
+            }
+            if kernel.is_older(KernelVersion::WHOLE_EDGE) {
+                return Err(LoadError::TooOldForWholeEdge { release: release() });
+            }
+            return Ok(());
+        }
+        if kernel.is_older(KernelVersion::MINIMUM) {
+            return Err(LoadError::KernelTooOld { release: release() });
         }
         if kernel.softirq != Softirq::InTurn {
             return Err(LoadError::Realtime {
-                release: kernel.release,
+                release: release(),
                 softirq: kernel.softirq,
             });
         }
-        let cpus = cpus::possible().map_err(LoadError::Cpus)?;
-        let loader = self.with_room_for_cpus(lru_entries(kernel.version, cpus))?;
-        loader.load_on(&kernel.release)
+        Ok(())
     }
 
     /// Returns these options with at least `least` entries in every LRU table of the kernel, and with a region for
@@ -166,10 +205,21 @@ impl Loader {
         let prepared = pins.map(|pins| self.prepare(pins, &declared)).transpose()?;
         let ebpf = self.load_into_kernel(&declared, release);
         let ebpf = ebpf.inspect_err(|_| prepared.iter().for_each(Prepared::undo))?;
+        let (resized, takeover) = prepared.map_or_else(Default::default, |prepared| {
+            (prepared.resized, prepared.takeover)
+        });
         Ok(Loaded {
             ebpf,
+            has_af_xdp: self.has_af_xdp,
+            duties: self.duties,
+            xdp_program: if self.is_whole_edge {
+                REDIRECT_PROGRAM
+            } else {
+                XDP_PROGRAM
+            },
             pins: self.pins.clone(),
-            resized: prepared.map_or_else(Vec::new, |prepared| prepared.resized),
+            resized,
+            takeover,
             unpinned_links: Vec::new(),
             unpinned_filters: Vec::new(),
             mended: None,
@@ -193,10 +243,18 @@ impl Loader {
                 pin_stand_in(&declared[map::XSKS], &pins.map(map::XSKS))?;
             }
         }
+        if self.is_whole_edge {
+            memory::unlock();
+        }
         let mut ebpf = loader
             .load(self.object)
             .map_err(|error| explain(error, declared, release))?;
-        load_programs(&mut ebpf, self.has_af_xdp)
+        if self.is_whole_edge {
+            load_xdp(&mut ebpf, REDIRECT_PROGRAM)
+                .map_err(|error| explain(error, declared, release))?;
+            return Ok(ebpf);
+        }
+        load_programs(&mut ebpf, self.has_af_xdp, self.duties)
             .map_err(|error| explain(error, declared, release))?;
         if let Some(pins) = &self.pins {
             pin_capture(&mut ebpf, pins)?;
@@ -228,8 +286,13 @@ impl Loader {
 #[derive(Debug)]
 pub struct Loaded {
     ebpf: Ebpf,
+    has_af_xdp: bool,
+    duties: Duties,
+    /// Name of the program that is attached to interfaces.
+    xdp_program: &'static str,
     pins: Option<Pins>,
     resized: Vec<Resized>,
+    takeover: Takeover,
     unpinned_links: Vec<FdLink>,
     unpinned_filters: Vec<OwnedFilter>,
     /// The link of the program for mended frames.
@@ -255,20 +318,51 @@ impl Loaded {
         MapData::from_fd(fd.map_err(|error| failed(error.into()))?).map_err(failed)
     }
 
+    /// Loads the stages that frames get to on a machine with more duties, and makes them reachable. To be called before
+    /// the tables tell the programs of these duties. Stages that are loaded stay.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses a program; then nothing changes.
+    pub fn take_on(&mut self, duties: Duties) -> Result<(), LoadError> {
+        if self.xdp_program == REDIRECT_PROGRAM {
+            return Ok(());
+        }
+        let all = Duties {
+            node: self.duties.node || duties.node,
+            nat: self.duties.nat || duties.nat,
+        };
+        let known = self.duties;
+        let new = Stage::ALL
+            .into_iter()
+            .filter(|stage| stage.is_reached(all) && !stage.is_reached(known));
+        load_stages(&mut self.ebpf, self.has_af_xdp, new)
+            .and_then(|stages| set_programs(&mut self.ebpf, map::STAGES, &stages))
+            .map_err(|error| explain(error, &BTreeMap::new(), &facts::kernel().release))?;
+        self.duties = all;
+        Ok(())
+    }
+
     /// Lists the maps whose other size is why no pinned map was adopted. The pinned ones are set aside.
     #[must_use]
     pub fn resized(&self) -> &[Resized] {
         &self.resized
     }
 
+    /// Tells what has become of the maps that were pinned.
+    #[must_use]
+    pub const fn takeover(&self) -> &Takeover {
+        &self.takeover
+    }
+
     /// Returns the XDP program.
     #[must_use]
     pub fn program(&self) -> &Xdp {
-        self.get(XDP_PROGRAM)
+        self.get(self.xdp_program)
     }
 
     pub(crate) fn program_mut(&mut self) -> &mut Xdp {
-        self.get_mut(XDP_PROGRAM)
+        self.get_mut(self.xdp_program)
     }
 
     /// Returns the TC egress program.
@@ -362,15 +456,11 @@ const fn map_data(map: &Map) -> Option<&MapData> {
 /// Nothing changes for running programs before the verifier has accepted all of the new ones. The map of stages may
 /// be adopted, and programs that are attached already may use it. A stage may be newer than the program that calls
 /// it, because it parses the unchanged frame again.
-fn load_programs(ebpf: &mut Ebpf, has_af_xdp: bool) -> Result<(), EbpfError> {
-    let mut stages = Vec::with_capacity(Stage::ALL.len());
-    for stage in Stage::ALL {
-        // Without it, what is to be punted ends as it does where nobody takes it.
-        if stage == Stage::Punt && !has_af_xdp {
-            continue;
-        }
-        stages.push((stage.index(), load_xdp(ebpf, stage.program())?));
-    }
+fn load_programs(ebpf: &mut Ebpf, has_af_xdp: bool, duties: Duties) -> Result<(), EbpfError> {
+    let reached = Stage::ALL
+        .into_iter()
+        .filter(|stage| stage.is_reached(duties));
+    let stages = load_stages(ebpf, has_af_xdp, reached)?;
     load_xdp(ebpf, XDP_PROGRAM)?;
     load_xdp(ebpf, MENDED_PROGRAM)?;
     load_xdp(ebpf, Slot::Around.program())?;
@@ -382,6 +472,23 @@ fn load_programs(ebpf: &mut Ebpf, has_af_xdp: bool) -> Result<(), EbpfError> {
     egress.load()?;
     set_programs(ebpf, map::STAGES, &stages)?;
     set_programs(ebpf, map::CAPTURE, &[edge])
+}
+
+/// Loads stages; returns the index of each, and its program.
+fn load_stages(
+    ebpf: &mut Ebpf,
+    has_af_xdp: bool,
+    stages: impl Iterator<Item = Stage>,
+) -> Result<Vec<(u32, ProgramFd)>, EbpfError> {
+    stages
+        .map(|stage| {
+            let program = match stage {
+                Stage::Punt if !has_af_xdp => UNPUNTED_PROGRAM,
+                stage => stage.program(),
+            };
+            Ok((stage.index(), load_xdp(ebpf, program)?))
+        })
+        .collect()
 }
 
 /// Pins an array in place of the map of sockets, which only kernels with AF_XDP make. The loader adopts it, and no
@@ -405,7 +512,10 @@ fn pin_stand_in(declared: &aya_obj::Map, path: &Path) -> Result<(), LoadError> {
 
 fn load_xdp(ebpf: &mut Ebpf, name: &str) -> Result<ProgramFd, EbpfError> {
     let program = xdp(ebpf, name)?;
-    program.load()?;
+    // An attempt that failed has loaded some.
+    if program.fd().is_err() {
+        program.load()?;
+    }
     Ok(program.fd()?.try_clone().map_err(MapError::from)?)
 }
 

@@ -1,5 +1,7 @@
 //! The memory of the process.
 
+use rustix::process::{Resource, Rlimit, setrlimit};
+
 /// Returns freed memory to the kernel that the C library would keep for later.
 ///
 /// By itself, the C library returns only memory at the very end of a heap, and each thread has its own heap.
@@ -9,4 +11,14 @@ pub fn release_freed() {
     unsafe {
         libc::malloc_trim(0);
     }
+}
+
+/// Lifts the limit of locked memory, if this process may. Kernels before 5.11 charge maps to it.
+pub(crate) fn unlock() {
+    let unlimited = Rlimit {
+        current: None,
+        maximum: None,
+    };
+    // What is too little, the kernel says when it makes the maps.
+    let _ = setrlimit(Resource::Memlock, unlimited);
 }

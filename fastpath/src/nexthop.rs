@@ -17,15 +17,18 @@
 //! The kernel itself keeps neighbours fresh. `NTF_EXT_MANAGED` (Linux 5.16) makes it resolve an entry, confirm it
 //! again before it goes stale and retry it after a failure, although the kernel's stack sends no packet to it. Our
 //! entries carry our own `NDA_PROTOCOL`, so a restarted agent recognises them and withdraws those that no target
-//! needs. Entries that are permanent, or that another daemon manages or learnt, are used and left alone.
+//! needs. Entries that are permanent, or that another daemon manages or learnt, are used and left alone. Older kernels
+//! are asked with each refresh for every neighbour in use, as by a packet of their own (`NTF_USE`).
 //!
 //! Kinds of routes and their results:
 //!
 //! - ECMP: the kernel picks one live path by its hash of the target address. All flows to one node
 //!   share that path; different nodes spread over the paths.
 //! - VLAN device: frames leave on the device below it, with a tag and the VLAN device's MAC. One
-//!   802.1Q tag; stacked tags and 802.1ad are unresolved.
+//!   802.1Q tag; stacked tags and 802.1ad are unresolved, unless the agent carries frames.
 //! - Bond: the bond's own index, whose driver picks the member.
+//! - Devices that take no frames from XDP (bridges, stacked VLANs, a veth whose peer has no program): where the agent
+//!   carries frames, it sends them by the device itself.
 //! - Devices without Ethernet addresses (tun, WireGuard, IPIP) are unresolved: there is no frame to
 //!   write.
 //!
@@ -53,6 +56,8 @@ pub use watcher::{Wake, Waker, Watcher};
 pub struct NextHop {
     /// Interface index of the egress device; for a VLAN device, that of the device below it.
     pub ifindex: u32,
+    /// Whether the device takes no frames from XDP, so that the agent sends them.
+    pub is_carried: bool,
     /// Source MAC of the frames.
     pub source_mac: [u8; 6],
     /// Destination MAC of the frames: the gateway's, or the target's if it is on the link.
@@ -65,6 +70,17 @@ pub struct NextHop {
     pub mtu: u32,
     /// The source address that the kernel would use; `None` if the machine has none in this family.
     pub source: Option<IpAddr>,
+}
+
+/// Where frames leave that are for a device which does not send them from XDP itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkBelow {
+    /// Interface index of the device below it, or its own.
+    pub ifindex: u32,
+    /// VLAN id of the 802.1Q tag to write; 0 for none.
+    pub vlan: u16,
+    /// Whether that device takes no frames from XDP, so that the agent sends them.
+    pub is_carried: bool,
 }
 
 /// The result for one target.

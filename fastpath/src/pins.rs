@@ -9,7 +9,8 @@
 //!       /v<layout version>-<number>/...
 //! ```
 //!
-//! The version is that of the table layouts, so a changed layout never meets an old map. If tables get other sizes, the
+//! The version is that of the table layouts, so a changed layout never meets an old map. Maps whose own layout is the same
+//! in another version are pinned in both directories ([`load`](crate::load)). If tables get other sizes, the
 //! directory is set aside: it gets a number, and new maps take its place. [`attach`](crate::attach) adopts a link that
 //! it finds in another directory. So traffic meets either the old program with the old tables, or the new one with the
 //! new tables.
@@ -31,6 +32,7 @@ use xdp_prog::abi;
 
 pub use self::error::PinError;
 pub(crate) use self::links::{Hook, open_link, read_link};
+pub(crate) use self::versions::FormerVersion;
 use self::versions::remove_version;
 use crate::{
     clsact,
@@ -191,6 +193,7 @@ impl Pins {
         for version in self.versions()? {
             remove_version(&version)?;
         }
+        self.remove_half_adopted()?;
         remove_directory(&self.root)?;
         Ok(sorted(interfaces))
     }

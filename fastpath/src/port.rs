@@ -223,6 +223,12 @@ impl<R: Rings> Port<R> {
         }
     }
 
+    /// Returns the number of buffers that were sent and have not come back yet.
+    #[must_use]
+    pub const fn in_transit(&self) -> usize {
+        self.sending
+    }
+
     /// Returns the frames that the kernel has lost.
     ///
     /// # Errors

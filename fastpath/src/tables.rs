@@ -27,13 +27,16 @@ use aya::maps::lpm_trie::Key;
 use ipnet::IpNet;
 use xdp_prog::{
     abi::{
-        AddressKey, Backend, Claim, Config, Datagram, EdgeMac, EdgePrefix, LocalFlow, NextHop,
-        PathReport, Pin, Pod, PodFlow, PodKey, Probe, Service, SourcePrefix, TaggedLink, Tuple,
-        map,
+        AddressKey, Backend, Claim, Client, ClientBackend, Config, Datagram, EdgeMac, EdgePrefix,
+        LocalFlow, NextHop, PathReport, Pin, Pod, PodFlow, PodKey, Probe, Service, SourcePrefix,
+        TaggedLink, Tuple, map,
     },
     reason::PuntReason,
 };
 
+pub(crate) use self::inherit::converted_maps;
+#[cfg(feature = "xsk")]
+pub(crate) use self::unresolved::Unresolved;
 pub use self::{
     announce::AnnouncedElsewhere,
     arena::{Arena, ArenaFill, Run},
@@ -53,6 +56,7 @@ pub use self::{
         ServiceKey, ServiceKeyError, ServiceSpec, Settings, TrafficPolicy,
     },
     view::TableView,
+    whole_edge::{EdgeTables, EdgeWorld},
 };
 use self::{
     contents::NodeRoute,
@@ -108,8 +112,11 @@ mod syscall_map;
 #[cfg(test)]
 mod tests;
 mod types;
+#[cfg(feature = "xsk")]
+mod unresolved;
 mod view;
 mod walk;
+mod whole_edge;
 
 /// The extent of a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -210,6 +217,7 @@ pub struct Tables {
     /// The lengths that services need, apart from services whose length is given.
     needs: BTreeMap<ServiceKey, need::Need>,
     pins: [SyscallMap<Tuple, Pin>; 2],
+    clients: SyscallMap<Client, ClientBackend>,
     backends: Mapped<Backend>,
     next_hops: Mapped<NextHop>,
     counters: counters::Maps,
@@ -232,6 +240,8 @@ pub struct Tables {
     retired: Retired,
     freed: Freed,
     newest: Newest,
+    /// The threads that do in user space what the programs do in the kernel, if there are any.
+    edge: Option<Arc<EdgeTables>>,
 }
 
 impl Deref for Tables {
@@ -325,10 +335,12 @@ impl Tables {
             retired: Retired::default(),
             freed: Freed::default(),
             newest: Newest::default(),
+            edge: None,
             pins: [
                 SyscallMap::open(loaded, map::PINS)?,
                 SyscallMap::open(loaded, map::PINS_YOUNG)?,
             ],
+            clients: SyscallMap::open(loaded, map::CLIENTS)?,
             service,
             lut,
             pasts,
@@ -410,7 +422,7 @@ impl Tables {
         }
         // Tell the readers of counters, long before the ids are reused, that nobody has these ids.
         self.publish();
-        grace::wait();
+        self.wait_for_packets();
         let retired = std::mem::take(&mut self.retired);
         for service in retired.services {
             let RetiredService {

@@ -1,9 +1,10 @@
-//! Random and mutated frames through both engines.
+//! Random and mutated frames through all three engines.
 //!
 //! No frame makes the host functions panic, and of every one that goes on the
 //! [`invariants`] hold: what passes is untouched, what is forwarded parses and
 //! has right checksums. The kernel comes to the same action, bytes and
-//! counters, for a fifth as many frames.
+//! counters, for a fifth as many frames, and so does the whole edge for as many
+//! frames, with the tables of those cases that it can meet.
 //!
 //! `GUIDEWAY_SEED` repeats a run, `GUIDEWAY_FRAMES` sets the number of frames on the host.
 
@@ -31,8 +32,11 @@ use support::{
     host::{self, Outcome},
     kernel::{self, HEADROOM, Kernel},
     report,
-    tables::{Counts, ModelTables},
+    tables::{Counts, ModelTables, TableSet},
+    whole_edge::{WholeEdge, without_node_role},
 };
+
+use xdp_prog::world::Answers as _;
 
 const HOST_FRAMES: u64 = 10_000_000;
 /// Frames on the host for each one in the kernel.
@@ -84,18 +88,103 @@ fn run() -> anyhow::Result<()> {
         .collect();
     let inputs: Vec<_> = cases.iter().map(|case| case.input.as_slice()).collect();
 
+    let for_edge: Vec<_> = cases.iter().filter_map(for_whole_edge).collect();
+
     let (cases, inputs) = (cases.as_slice(), inputs.as_slice());
     std::thread::scope(|scope| {
         let on_host = scope.spawn(|| host_rounds(seed, host_frames, cases, inputs));
-        kernel_rounds(
+        rounds(
             &mut kernel,
             !seed,
             host_frames / HOST_PER_KERNEL,
             cases,
             inputs,
         )?;
+        let edge = WholeEdge::over(&kernel)?;
+        let mut edge = InWholeEdge { kernel, edge };
+        rounds(&mut edge, seed, host_frames, &for_edge, inputs)?;
         on_host.join().expect("it returns its failures")
     })
+}
+
+/// Returns a case with the tables that a whole edge can have, if it can meet the case.
+fn for_whole_edge(case: &Case) -> Option<Case> {
+    let tables = without_node_role(&case.tables).ok()?;
+    let case = case.clone();
+    Some(Case { tables, ..case })
+}
+
+/// An engine that is compared with the host.
+trait Engine {
+    const NAME: &str;
+
+    /// Returns the host's tables without what this engine lacks.
+    fn model<'t>(&self, tables: &'t TableSet) -> ModelTables<'t>;
+    /// Replaces the contents of all tables.
+    fn install(&mut self, tables: &TableSet) -> anyhow::Result<()>;
+    /// Takes one frame all the way; returns the number of the action, and the frame's bytes.
+    fn run(&mut self, input: &[u8]) -> anyhow::Result<(u32, Vec<u8>)>;
+    /// Gives every source its allowance of answers back.
+    fn forget_answers(&mut self) -> anyhow::Result<()>;
+    /// Reads all counters.
+    fn counts(&self) -> Counts;
+}
+
+impl Engine for Kernel {
+    const NAME: &str = "kernel";
+
+    fn model<'t>(&self, tables: &'t TableSet) -> ModelTables<'t> {
+        ModelTables::new(tables)
+    }
+
+    fn install(&mut self, tables: &TableSet) -> anyhow::Result<()> {
+        Ok(self.install(tables)?)
+    }
+
+    fn run(&mut self, input: &[u8]) -> anyhow::Result<(u32, Vec<u8>)> {
+        Ok(self.run(input)?)
+    }
+
+    fn forget_answers(&mut self) -> anyhow::Result<()> {
+        Ok(self.set_answers(&HashMap::new(), 0)?)
+    }
+
+    fn counts(&self) -> Counts {
+        self.counts()
+    }
+}
+
+/// The third engine, with the maps of the second one.
+struct InWholeEdge {
+    kernel: Kernel,
+    edge: WholeEdge,
+}
+
+impl Engine for InWholeEdge {
+    const NAME: &str = "whole edge";
+
+    fn model<'t>(&self, tables: &'t TableSet) -> ModelTables<'t> {
+        ModelTables::new(tables).without_fib()
+    }
+
+    fn install(&mut self, tables: &TableSet) -> anyhow::Result<()> {
+        self.kernel.install(tables)?;
+        self.edge.follow(tables)
+    }
+
+    fn run(&mut self, input: &[u8]) -> anyhow::Result<(u32, Vec<u8>)> {
+        let (action, bytes) = self.edge.run(input);
+        Ok((kernel::action_code(action), bytes))
+    }
+
+    fn forget_answers(&mut self) -> anyhow::Result<()> {
+        self.edge.world.set_all_full_at(0);
+        Ok(self.kernel.set_answers(&HashMap::new(), 0)?)
+    }
+
+    fn counts(&self) -> Counts {
+        self.kernel.counts()
+    }
 }
 
 /// Runs so many frames through the host functions.
@@ -116,9 +205,9 @@ fn host_rounds(seed: u64, wanted: u64, cases: &[Case], inputs: &[&[u8]]) -> anyh
     Ok(())
 }
 
-/// Runs so many frames through both engines.
-fn kernel_rounds(
-    kernel: &mut Kernel,
+/// Runs so many frames through the host and another engine.
+fn rounds<E: Engine>(
+    engine: &mut E,
     seed: u64,
     wanted: u64,
     cases: &[Case],
@@ -129,10 +218,11 @@ fn kernel_rounds(
     let mut frames = 0;
     while frames < wanted {
         let case = random.choose(cases);
-        frames += kernel_round(kernel, &mut random, case, inputs)?;
+        frames += round(engine, &mut random, case, inputs)?;
     }
     println!(
-        "kernel: {frames} frames in {:.1} s, all as on the host",
+        "{}: {frames} frames in {:.1} s, all as on the host",
+        E::NAME,
         started.elapsed().as_secs_f64()
     );
     Ok(())
@@ -157,15 +247,15 @@ fn host_round(
     Ok(ROUND)
 }
 
-/// Runs frames through both engines and returns how many the kernel took.
-fn kernel_round(
-    kernel: &mut Kernel,
+/// Runs frames through the host and another engine, and returns how many that took.
+fn round<E: Engine>(
+    engine: &mut E,
     random: &mut Random,
     case: &Case,
     inputs: &[&[u8]],
 ) -> anyhow::Result<u64> {
-    let before = kernel.counts()?;
-    let mut model = lay_out(kernel, case)?;
+    let before = engine.counts();
+    let mut model = lay_out(engine, case)?;
     let mut begun = Instant::now();
     let mut expected = Counts::default();
     let mut frames = 0;
@@ -176,18 +266,19 @@ fn kernel_round(
             continue;
         }
         if begun.elapsed() > OLDEST_FLOW {
-            model = lay_out(kernel, case)?;
+            model = lay_out(engine, case)?;
             begun = Instant::now();
         }
         let outcome = host::run(&model, &input, HEADROOM);
-        let (action, bytes) = kernel.run(&input)?;
+        let (action, bytes) = engine.run(&input)?;
         if action != kernel::action_code(outcome.action) || bytes != outcome.bytes {
             // The machine stood still between the engines, so what they know is not of the same age.
             if begun.elapsed() > OLDEST_FLOW {
                 return Ok(frames);
             }
             let broken = format!(
-                "kernel: action {action}\n{}",
+                "{}: action {action}\n{}",
+                E::NAME,
                 report::difference(&outcome.bytes, &bytes)
             );
             return Err(story(&broken, case, &input, &outcome));
@@ -195,15 +286,16 @@ fn kernel_round(
         expected.add(&outcome.events);
         // The engines' clocks differ by a tick, and would differ about who is answered.
         if forget_answers(&model) {
-            kernel.set_answers(&HashMap::new(), 0)?;
+            engine.forget_answers()?;
         }
         frames += 1;
     }
-    let counted = kernel.counts()?.since(&before);
+    let counted = engine.counts().since(&before);
     if counted != expected {
         anyhow::bail!(
-            "counters with the tables of {} differ\n  kernel:{}\n  host:  {}",
+            "counters with the tables of {} differ\n  {}:{}\n  host:{}",
             case.name,
+            E::NAME,
             report::counters(&counted),
             report::counters(&expected)
         );
@@ -211,12 +303,12 @@ fn kernel_round(
     Ok(frames)
 }
 
-/// Gives both engines the tables of a case, and nothing that they have noted before.
-fn lay_out<'c>(kernel: &mut Kernel, case: &'c Case) -> anyhow::Result<ModelTables<'c>> {
-    kernel.install(&case.tables)?;
-    let model = ModelTables::new(&case.tables);
+/// Gives the host and the other engine the tables of a case, and nothing that they have noted before.
+fn lay_out<'c, E: Engine>(engine: &mut E, case: &'c Case) -> anyhow::Result<ModelTables<'c>> {
+    engine.install(&case.tables)?;
+    let model = engine.model(&case.tables);
     forget_answers(&model);
-    kernel.set_answers(&HashMap::new(), 0)?;
+    engine.forget_answers()?;
     Ok(model)
 }
 

@@ -6,7 +6,8 @@
 //! Tables are in use while they change. These rules keep every packet safe:
 //!
 //! * An entry of `BACKENDS` or `NEXTHOPS` is written before anything names it, and does not change after that. Only
-//!   [`Backend::next_hop`], [`Backend::flags`] and [`Backend::owner`] are replaced, each by one store.
+//!   [`Backend::next_hop`], [`Backend::flags`], [`Backend::owner`] and [`Backend::takes_new`] are replaced, each by one
+//!   store.
 //! * `LUT` slots are replaced one by one, each by one store. A service's whole run is replaced by one store of its
 //!   [`ServiceWord`].
 //! * An id or run that nothing names any more is reused only after an RCU grace period. So a packet in flight never
@@ -16,12 +17,15 @@
 //! * The kernel recycles hash elements at once, without a grace period. Hence the key check in the [`ServiceWord`]:
 //!   see [`crate::decide::owner::checked_service`].
 //!
-//! A release that changes a layout raises [`VERSION`], which names the pin directory.
+//! A release that changes a layout raises [`VERSION`], which names the pin directory. Each map has a layout number
+//! besides ([`CONTINUITY`]), so that programs of another version go on with the maps that have not changed.
 
 mod address;
 mod announce;
 mod backend;
 mod check;
+mod client;
+mod continuity;
 mod delivery;
 mod flow;
 mod index;
@@ -45,8 +49,10 @@ pub use self::address::{AddressKey, EdgeMac, EdgePrefix, SourcePrefix};
 pub use self::announce::{ANNOUNCE_NS, Claim, is_announcing};
 pub use self::backend::{
     BACKEND_DOWN, BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, BACKEND_V6, Backend,
-    HOP_GATEWAY, NextHop,
+    HOP_CARRIED, HOP_GATEWAY, NextHop,
 };
+pub use self::client::{Client, ClientBackend};
+pub use self::continuity::{CONTINUITY, MapContinuity, MapGroup, layout_of};
 pub use self::delivery::{DeliveryKey, DeliveryKeys, DeliveryNote, DeliveryNotes, NoteLineHash};
 pub use self::flow::{
     Datagram, FLOW_ACCEPTED, FLOW_ASKED, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_FORWARD, FLOW_HAIRPIN,
@@ -73,7 +79,7 @@ pub use self::service::{
 ///
 /// The first change after a release raises it; later changes before the next release do not. `abi/layouts.rs`
 /// enforces this.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = if cfg!(feature = "test-layout") { 6 } else { 5 };
 
 /// Name of the XDP program in the object.
 pub const XDP_PROGRAM: &str = "guideway";
@@ -95,7 +101,8 @@ pub mod map {
     pub const SERVICE: &str = "SERVICE";
     /// Mmapable array of [`super::SlotPair`]: the arena of all lookup tables.
     pub const LUT: &str = "LUT";
-    /// Mmapable array of [`super::PastPair`], by the indices of `LUT`: where the past owners of a slot are listed.
+    /// Mmapable array of [`super::PastPair`], two [`super::Past`]s, by the indices of `LUT`: where the past owners of a slot
+    /// are listed.
     pub const PASTS: &str = "PASTS";
     /// Mmapable array of [`super::PastOwner`]: the arena of all lists of past owners.
     pub const HISTORY: &str = "HISTORY";
@@ -104,6 +111,8 @@ pub mod map {
     pub const PINS: &str = "PINS";
     /// LRU hash like `PINS`, for flows of which no other packet has come yet.
     pub const PINS_YOUNG: &str = "PINS_YOUNG";
+    /// LRU hash from [`super::Client`] to [`super::ClientBackend`].
+    pub const CLIENTS: &str = "CLIENTS";
     /// Per-CPU array of one `u64` time in ns: when the allowance of flows whose owner is looked for is full again.
     pub const RETURNS_OF_CPU: &str = "RETURNS_OF_CPU";
     /// Mmapable array from backend id to [`super::Backend`].
@@ -112,7 +121,8 @@ pub mod map {
     pub const NEXTHOPS: &str = "NEXTHOPS";
     /// Hash from the [`super::AddressKey`] of a node behind a router to the last [`super::PathReport`] about it.
     pub const PATHS: &str = "PATHS";
-    /// Hash from the index of a VLAN device to the [`super::TaggedLink`] below it.
+    /// Hash from the index of a VLAN device to the [`super::TaggedLink`] below it; from that of a device that takes no
+    /// frames from XDP to the one by which its frames leave, with [`super::HOP_CARRIED`].
     pub const VLANS: &str = "VLANS";
     /// LPM trie over [`super::EdgePrefix`] to 1.
     pub const TRUSTED_EDGES: &str = "TRUSTED_EDGES";
@@ -224,6 +234,8 @@ pub mod size {
     pub const HISTORY: usize = 2 << 20;
     /// Flows in `PINS`, and in `PINS_YOUNG`.
     pub const PINS: usize = 65_536;
+    /// Clients in `CLIENTS`.
+    pub const CLIENTS: usize = 65_536;
     /// Addresses in `VIPS`.
     pub const VIPS: usize = 65_536;
     /// Prefixes in `TRUSTED_EDGES`.
@@ -279,7 +291,7 @@ macro_rules! plain_data {
 pub(crate) use plain_data;
 
 plain_data! {
-    Config: 232,
+    Config: 240,
     Traffic: 16,
 }
 
@@ -345,6 +357,8 @@ pub struct Config {
     pub nat_v4: [u8; 16],
     /// IPv6 source of NAT mode; all zero for the outer source.
     pub nat_v6: [u8; 16],
+    /// Until then, on the monotonic clock in ns, flows to pods may be missing that former tables have; 0 for never.
+    pub flows_copied_by: u64,
 }
 
 impl Config {

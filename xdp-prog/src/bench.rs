@@ -6,7 +6,7 @@
 mod numbered;
 
 pub use numbered::{
-    Counted, DISTINCT_FLOWS, NEW_FLOW, NUMBER_LENGTH, NUMBERED_LENGTH, Numbered, Pace,
+    Counted, DISTINCT_FLOWS, MOST_THREADS, NEW_FLOW, NUMBER_LENGTH, NUMBERED_LENGTH, Numbered, Pace,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -66,9 +66,10 @@ pub mod map {
     pub const SCHEDULE: &str = "SCHEDULE";
     /// Array of [`super::Numbered`]: for each Service, each of the sizes in turn. The loader sets its length.
     pub const NUMBERED: &str = "NUMBERED";
-    /// Array of flows in the order of their frames, as `u32`. The loader sets its length.
+    /// Array of flows, as `u32`: for each thread of the generator, its own in the order of their frames. The loader sets its
+    /// length.
     pub const FLOWS: &str = "FLOWS";
-    /// Array of one [`super::Pace`].
+    /// Array of one [`super::Pace`] for each CPU, where a thread of the generator may run.
     pub const PACE: &str = "PACE";
     /// Array of one [`super::Counted`] for each CPU: frames may come in on several.
     pub const COUNTED: &str = "COUNTED";

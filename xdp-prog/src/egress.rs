@@ -16,6 +16,7 @@
 //! TCP, UDP, SCTP -------- FLOW_NOTES, FLOWS, FLOWS_EMBRYONIC        -> source address and port, MSS of a SYN+ACK
 //!  |                      none that this answers (`decide::node::unproved`), but from a NodePort of this machine
 //!  |                                                                -> LOCAL_FLOWS, untouched
+//!  |                      none, while flows of former tables are copied -> dropped
 //! ICMP, ICMPv6 error ---- quotes a flow of FLOWS, FLOWS_EMBRYONIC   -> quoted destination, source where it is the pod's
 //! else                                                              -> untouched
 //! ```

@@ -72,11 +72,12 @@ mod host {
     /// Length of an Ethernet header: `bpf_xdp_adjust_head` and `bpf_xdp_adjust_tail` refuse to make a frame shorter.
     const SHORTEST: usize = 14;
 
-    /// A frame in memory with headroom in front.
+    /// A frame in memory with headroom in front: in memory of its own, or in somebody else's.
     #[derive(Clone, Debug)]
-    pub struct HostFrame {
-        buffer: Vec<u8>,
+    pub struct HostFrame<B = Vec<u8>> {
+        buffer: B,
         start: usize,
+        end: usize,
     }
 
     impl HostFrame {
@@ -90,18 +91,38 @@ mod host {
             let mut buffer = vec![0; headroom];
             buffer.extend_from_slice(bytes);
             Self {
-                buffer,
                 start: headroom,
+                end: buffer.len(),
+                buffer,
             }
-        }
-
-        /// Returns the frame's bytes.
-        pub fn bytes(&self) -> &[u8] {
-            self.buffer.get(self.start..).unwrap_or_default()
         }
     }
 
-    impl Frame for HostFrame {
+    impl<'b> HostFrame<&'b mut [u8]> {
+        /// Takes a buffer whose first `headroom` bytes are free; the frame ends where the buffer ends.
+        pub fn behind(headroom: usize, buffer: &'b mut [u8]) -> Self {
+            Self {
+                start: headroom.min(buffer.len()),
+                end: buffer.len(),
+                buffer,
+            }
+        }
+    }
+
+    impl<B: AsRef<[u8]>> HostFrame<B> {
+        /// Returns the frame's bytes.
+        pub fn bytes(&self) -> &[u8] {
+            let bytes = self.buffer.as_ref().get(self.start..self.end);
+            bytes.unwrap_or_default()
+        }
+
+        /// Returns where the frame's bytes are in its buffer.
+        pub const fn place(&self) -> core::ops::Range<usize> {
+            self.start..self.end
+        }
+    }
+
+    impl<B: AsRef<[u8]>> Frame for HostFrame<B> {
         fn view<T: Wire>(&self, offset: usize) -> Option<&T> {
             let (header, _) = T::ref_from_prefix(self.bytes().get(offset..)?).ok()?;
             Some(header)
@@ -112,16 +133,17 @@ mod host {
         }
     }
 
-    impl FrameSum for HostFrame {
+    impl<B: AsRef<[u8]>> FrameSum for HostFrame<B> {
         fn sum(&self, offset: usize, length: usize) -> Option<Sum> {
             let bytes = self.bytes().get(offset..offset.checked_add(length)?)?;
             (length <= LONGEST_SUM).then(|| Sum::ZERO.add_bytes(bytes))
         }
     }
 
-    impl FrameMut for HostFrame {
+    impl<B: AsRef<[u8]> + AsMut<[u8]>> FrameMut for HostFrame<B> {
         fn view_mut<T: Wire>(&mut self, offset: usize) -> Option<&mut T> {
-            let bytes = self.buffer.get_mut(self.start.checked_add(offset)?..)?;
+            let bytes = self.start.checked_add(offset)?..self.end;
+            let bytes = self.buffer.as_mut().get_mut(bytes)?;
             let (header, _) = T::mut_from_prefix(bytes).ok()?;
             Some(header)
         }
@@ -133,7 +155,7 @@ mod host {
             else {
                 return false;
             };
-            if start + SHORTEST > self.buffer.len() {
+            if start + SHORTEST > self.end {
                 return false;
             }
             self.start = start;
@@ -144,7 +166,7 @@ mod host {
             if length < SHORTEST || !self.holds(length) {
                 return false;
             }
-            self.buffer.truncate(self.start + length);
+            self.end = self.start + length;
             true
         }
     }

@@ -32,6 +32,7 @@ pub mod reason;
 pub mod rewrite;
 pub mod stage;
 pub mod verdict;
+pub mod whole_edge;
 pub mod wire;
 mod words;
 pub mod world;

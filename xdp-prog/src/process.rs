@@ -1,6 +1,7 @@
 //! The whole way of a packet: decide, rewrite, count. The XDP programs and the host tests call it.
 
 use crate::{
+    abi::HOP_CARRIED,
     decide::{
         allowance, answer,
         edge::{self, ask_here, neighbour, past, probe, returned, send},
@@ -12,7 +13,7 @@ use crate::{
         },
     },
     frame::{FrameMut, FrameSum},
-    punt,
+    punt::{self, Punt},
     reason::{DropReason, PassReason, ReplyReason, ToClientReason, ToNodeReason},
     rewrite,
     stage::Stage,
@@ -35,7 +36,8 @@ pub enum Action {
     Transmit,
     /// Send the frame out of the device with this index.
     Redirect(u32),
-    /// Continue in another stage. The outer header of a returned packet may be off by then; else the frame is unchanged.
+    /// Continue in another stage. The outer header of a returned packet may be off by then, and what the agent is to
+    /// send for XDP is finished; else the frame is unchanged.
     Continue(Stage),
 }
 
@@ -92,7 +94,11 @@ pub fn resume<F: FrameMut + FrameSum, T: World>(
         Stage::Path => icmp::path::decide(frame, tables),
         Stage::PodFlow => return action_or_drop(tables, deliver_handed_over(frame, tables)),
         Stage::Past => past::decide(frame, tables),
-        Stage::Returned => match returned::decide(frame, tables) {
+        Stage::Returned => match returned::decide::<false, _, _>(frame, tables) {
+            Ok(decap) => return action_or_drop(tables, try_again(frame, &decap)),
+            Err(verdict) => verdict,
+        },
+        Stage::ReturnedDatagram => match returned::decide::<true, _, _>(frame, tables) {
             Ok(decap) => return action_or_drop(tables, try_again(frame, &decap)),
             Err(verdict) => verdict,
         },
@@ -128,7 +134,7 @@ fn carry_out<F: FrameMut + FrameSum, T: World>(
         Verdict::Forward(forward) => match rewrite::forward(frame, &forward) {
             Ok(()) => {
                 tables.count_forward(forward.service, forward.backend, forward.length as u64);
-                return transmit_or_redirect(forward.hop.ifindex, ingress);
+                return send_by(tables, forward.hop.ifindex, ingress);
             }
             Err(reason) => reason,
         },
@@ -141,7 +147,7 @@ fn carry_out<F: FrameMut + FrameSum, T: World>(
                         tables.count_forward(service, translate.by.backend, length);
                     }
                 }
-                return transmit_or_redirect(translate.by.ifindex, ingress);
+                return send_by(tables, translate.by.ifindex, ingress);
             }
             Err(reason) => reason,
         },
@@ -169,16 +175,28 @@ fn carry_out<F: FrameMut + FrameSum, T: World>(
 /// Ends the packet of [`Stage::Punt`] where nobody takes it.
 #[inline(always)]
 pub fn end_without_agent<T: World>(tables: &T) -> Action {
-    end_unanswered(tables, punt::ending_without_agent(tables))
+    match punt::action_without_agent(tables) {
+        Ok(action) => action,
+        Err(ending) => end_unanswered(tables, ending),
+    }
 }
 
+/// Sends a finished frame by a device, which has [`HOP_CARRIED`] if it takes no frames from XDP. Such a device still
+/// sends what it received itself, if that has not been mended meanwhile.
 #[inline(always)]
-const fn transmit_or_redirect(ifindex: u32, ingress: u32) -> Action {
+fn send_by<T: World>(tables: &T, ifindex: u32, ingress: u32) -> Action {
     if ifindex == ingress {
-        Action::Transmit
-    } else {
-        Action::Redirect(ifindex)
+        return Action::Transmit;
     }
+    if ifindex & HOP_CARRIED == 0 {
+        return Action::Redirect(ifindex);
+    }
+    let device = ifindex & !HOP_CARRIED;
+    if device == ingress && !tables.is_mended() {
+        return Action::Transmit;
+    }
+    Punt::leaving_by(device).hand_over(tables);
+    Action::Continue(Stage::Punt)
 }
 
 /// Returns the action, or counts the reason of a drop.
@@ -238,7 +256,7 @@ fn hand_to_pod<F: FrameMut, T: World>(
     }
 }
 
-/// Returns a packet whose connection is not known here.
+/// Returns a packet whose flow is not known here.
 #[inline(always)]
 fn return_to_edge<F: FrameMut, T: World>(frame: &mut F, tables: &T) -> Result<Action, DropReason> {
     if !allowance::take_return(tables) {
@@ -266,7 +284,7 @@ fn send_again<F: FrameMut, T: World>(
 ) -> Result<Action, DropReason> {
     rewrite::forward_again(frame, forward)?;
     tables.count_reason(ToNodeReason::Retried.index());
-    Ok(transmit_or_redirect(forward.hop.ifindex, ingress))
+    Ok(send_by(tables, forward.hop.ifindex, ingress))
 }
 
 /// Delivers a packet as others of its flow were.
@@ -333,7 +351,7 @@ fn translate_error<F: FrameMut + FrameSum, T: World>(
             tables.count_forward(error.error.service_id(), by.backend, length);
         }
     }
-    Ok(transmit_or_redirect(by.ifindex, ingress))
+    Ok(send_by(tables, by.ifindex, ingress))
 }
 
 #[inline(always)]
@@ -406,16 +424,13 @@ fn send_reply<F: FrameMut + FrameSum, T: World>(
     ingress: u32,
 ) -> Result<Action, DropReason> {
     let reply = reply.relayed(tables).ok_or(DropReason::StageMissing)?;
-    let (way, action) = match reply.answer.inner() {
-        None => (ReplyPath::back(&reply), Action::Transmit),
-        Some(_) => {
-            let (way, ifindex) = answer::way_to_client(frame, tables, &reply, ingress)?;
-            (way, transmit_or_redirect(ifindex, ingress))
-        }
+    let (way, ifindex) = match reply.answer.inner() {
+        None => (ReplyPath::back(&reply), ingress),
+        Some(_) => answer::way_to_client(frame, tables, &reply, ingress)?,
     };
     if reply.has_options() {
         rewrite::enter_options(frame, reply.l3, reply.l4, tables.now())?;
     }
     rewrite::reply(frame, &reply, &way)?;
-    Ok(action)
+    Ok(send_by(tables, ifindex, ingress))
 }

@@ -1,14 +1,17 @@
 //! Punts: frames that XDP cannot finish go to the agent, and come back mended.
 //!
-//! A fragment that arrives before its datagram's first one has to be held, and a packet that is too big has to be cut
-//! in two. No XDP program can do that. [`Stage::Punt`] puts a [`PuntHeader`] in front and redirects the frame to the
-//! AF_XDP socket of its queue. The agent holds a fragment until the first one has shown the ports, and cuts what is
-//! too big into fragments. It sends each frame that comes of this, a [`PuntHeader`] in front again, into a veth pair of
-//! its own. At the pair's other end the program `guideway_mended` takes that off, and goes on with the frame as if it
-//! had just come in by the device that [`PuntHeader::device`] names.
+//! A fragment that arrives before its datagram's first one has to be held, and so has a packet whose next hop is not
+//! known yet; a packet that is too big has to be cut in two. No XDP program can do that. [`Stage::Punt`] puts a
+//! [`PuntHeader`] in front and redirects the frame to the AF_XDP socket of its queue. The agent holds a fragment until
+//! the first one has shown the ports, holds others until the tables have their next hop, and cuts what is too big into
+//! fragments. It sends each frame that comes of this, as it came in and a [`PuntHeader`] in front again, into a veth
+//! pair of its own. At the pair's other end the program `guideway_mended` takes that off, and goes on with the frame as
+//! if it had just come in by the device that [`PuntHeader::device`] names.
 //!
-//! What is mended is a fragment, so it goes by the stages of fragments. [`Punt::may_follow`] says which frames are
-//! punted a second time.
+//! [`Punt::may_follow`] says which frames are punted a second time.
+//!
+//! A frame whose device takes none from XDP, as a bridge, is punted when all is done to it. The agent takes the
+//! [`PuntHeader`] off and sends the frame by an AF_XDP socket of that device. It does not come back.
 //!
 //! [`Stage::Punt`]: crate::stage::Stage::Punt
 
@@ -20,6 +23,7 @@ use crate::{
     frame::Frame,
     ip::{Ip, with_packet},
     parse::Packet,
+    process::Action,
     reason::{DropReason, PassReason, PuntReason},
     stage::Stage,
     verdict::{Ending, Verdict},
@@ -29,6 +33,10 @@ use crate::{
 
 /// Name of the program at the end of the veth pair by which mended frames come back.
 pub const MENDED_PROGRAM: &str = "guideway_mended";
+
+/// Name of the program that takes the place of [`Stage::Punt`]'s on kernels without AF_XDP: it ends frames as if nobody
+/// took them.
+pub const UNPUNTED_PROGRAM: &str = "guideway_unpunted";
 
 /// EtherType of [`PuntHeader`]: one for experiments (IEEE 802). Such frames are in the pair alone.
 pub const PUNT_ETHER_TYPE: u16 = 0x88b5;
@@ -54,8 +62,9 @@ pub const LONGEST_PUNT: usize = 3840;
 )]
 #[repr(C)]
 pub struct PuntHeader {
-    /// MAC of the pair's end where a mended frame comes back; zero in a frame that is punted.
-    destination: [u8; 6],
+    /// MAC of the pair's end where a mended frame comes back. In a frame that is punted, the id of the backend to which
+    /// no next hop is known, or the index of the device that takes no frames from XDP, in native order, or zeros.
+    front: [u8; 6],
     device: [u8; 4],
     reason: [u8; 2],
     /// [`PUNT_ETHER_TYPE`].
@@ -72,7 +81,7 @@ impl PuntHeader {
     #[inline(always)]
     pub const fn new(device: u32, reason: u16, size: u16) -> Self {
         Self {
-            destination: [0; 6],
+            front: [0; 6],
             device: device.to_ne_bytes(),
             reason: reason.to_ne_bytes(),
             ether_type: PUNT_ETHER_TYPE.to_be_bytes(),
@@ -80,13 +89,55 @@ impl PuntHeader {
         }
     }
 
-    /// Returns that of the frame on its way back, to the end of the pair with this MAC.
+    /// Returns that of a frame which is punted because no next hop to this backend is known.
+    #[inline(always)]
     #[must_use]
-    pub const fn back_to(self, destination: [u8; 6]) -> Self {
+    pub const fn lacking(self, backend: u32) -> Self {
+        self.with_number(backend)
+    }
+
+    /// Returns that of a finished frame, which is to leave by the device with this index.
+    #[inline(always)]
+    #[must_use]
+    pub const fn leaving_by(self, device: u32) -> Self {
+        self.with_number(device)
+    }
+
+    #[inline(always)]
+    const fn with_number(self, number: u32) -> Self {
+        let [a, b, c, d] = number.to_ne_bytes();
         Self {
-            destination,
+            front: [a, b, c, d, 0, 0],
             ..self
         }
+    }
+
+    /// Returns the id of the backend to which no next hop is known, if that is why the frame is punted.
+    pub const fn backend(&self) -> u32 {
+        self.number()
+    }
+
+    /// Returns the index of the device by which the frame is to leave, if it is punted because that takes no frames
+    /// from XDP.
+    pub const fn leaves_by(&self) -> u32 {
+        self.number()
+    }
+
+    const fn number(&self) -> u32 {
+        let [a, b, c, d, ..] = self.front;
+        u32::from_ne_bytes([a, b, c, d])
+    }
+
+    /// Returns that of the frame on its way back, to the end of the pair with this MAC.
+    #[must_use]
+    pub const fn back_to(self, mac: [u8; 6]) -> Self {
+        Self { front: mac, ..self }
+    }
+
+    /// Returns the MAC of the pair's end where the mended frame comes back.
+    #[inline(always)]
+    pub const fn mac(&self) -> [u8; 6] {
+        self.front
     }
 
     /// Returns the index of the device that the frame came in by.
@@ -128,34 +179,68 @@ pub(crate) fn is_mending<T: Tables>(tables: &T) -> bool {
     config.is_some_and(|config| config.flags & CONFIG_MEND != 0)
 }
 
-/// Why a frame is punted, in one word: the number of the [`PuntReason`], and above it the longest packet that fits.
+/// Why a frame is punted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Punt(u32);
+pub struct Punt {
+    /// The number of the [`PuntReason`], and above it the longest packet that fits, 16 bits each.
+    word: u32,
+    /// The backend to which no next hop is known, or the device that takes no frames from XDP.
+    number: u32,
+}
 
 impl Punt {
-    /// A frame whose packet lacks something else than room.
+    /// A fragment whose ports are not known.
     #[inline(always)]
-    pub(crate) const fn new(reason: PuntReason) -> Self {
-        Self(reason as u32)
+    const fn of_fragment(reason: PuntReason) -> Self {
+        Self {
+            word: reason as u32,
+            number: 0,
+        }
     }
 
     /// A frame whose packet is longer than the `size` bytes that fit. `size` must fit into 16 bits.
     #[inline(always)]
     pub(crate) const fn too_big(size: u32) -> Self {
-        Self(size << 16 | PuntReason::TooBig as u32)
+        Self {
+            word: size << 16 | PuntReason::TooBig as u32,
+            number: 0,
+        }
+    }
+
+    /// A frame for a backend to which no next hop is known.
+    #[inline(always)]
+    const fn without_next_hop(backend: u32) -> Self {
+        Self {
+            word: PuntReason::NextHop as u32,
+            number: backend,
+        }
+    }
+
+    /// A finished frame that is to leave by the device with this index.
+    #[inline(always)]
+    pub(crate) const fn leaving_by(device: u32) -> Self {
+        Self {
+            word: PuntReason::Carry as u32,
+            number: device,
+        }
     }
 
     /// Returns what the last stage has left for [`Stage::Punt`].
     #[inline(always)]
     pub fn handed_over<T: HandOvers>(tables: &T) -> Self {
-        Self(tables.handed_over().detail)
+        let known = tables.handed_over();
+        Self {
+            word: known.detail,
+            number: known.backend,
+        }
     }
 
     /// Leaves a frame to [`Stage::Punt`].
     #[inline(always)]
     pub(crate) fn hand_over<T: HandOvers>(self, tables: &T) {
         tables.hand_over(HandOver {
-            detail: self.0,
+            detail: self.word,
+            backend: self.number,
             ..HandOver::default()
         });
     }
@@ -164,7 +249,7 @@ impl Punt {
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the word apart")]
     pub const fn header(self, device: u32) -> PuntHeader {
-        PuntHeader::new(device, self.0 as u16, (self.0 >> 16) as u16)
+        PuntHeader::new(device, self.word as u16, (self.word >> 16) as u16).with_number(self.number)
     }
 
     /// Returns the reason.
@@ -172,35 +257,66 @@ impl Punt {
     pub const fn reason(self) -> PuntReason {
         const NODE_FRAGMENT: u32 = PuntReason::NodeFragment as u32;
         const TOO_BIG: u32 = PuntReason::TooBig as u32;
-        match self.0 & 0xffff {
+        const NEXT_HOP: u32 = PuntReason::NextHop as u32;
+        const CARRY: u32 = PuntReason::Carry as u32;
+        match self.word & 0xffff {
             NODE_FRAGMENT => PuntReason::NodeFragment,
             TOO_BIG => PuntReason::TooBig,
+            NEXT_HOP => PuntReason::NextHop,
+            CARRY => PuntReason::Carry,
             _ => PuntReason::Fragment,
         }
     }
 
-    /// Tells whether the frame may be punted although it was mended after a punt with the reason of this number: a
-    /// fragment that was held may be too big where it is to go. What was cut fits, or its next hop has just changed.
+    /// Tells whether the frame may be punted although it was mended after a punt with the reason of this number: the
+    /// next hop of a fragment that was held may not be known, and what was held for either may be too big where it is
+    /// to go. What was cut fits, unless its next hop has just changed. A finished frame does not come back.
     #[inline(always)]
     pub fn may_follow(self, former: u32) -> bool {
-        self.reason() == PuntReason::TooBig && former != PuntReason::TooBig as u32
+        const TOO_BIG: u32 = PuntReason::TooBig as u32;
+        const NEXT_HOP: u32 = PuntReason::NextHop as u32;
+        match self.reason() {
+            PuntReason::TooBig => former != TOO_BIG,
+            PuntReason::NextHop => former != TOO_BIG && former != NEXT_HOP,
+            PuntReason::Fragment | PuntReason::NodeFragment => false,
+            PuntReason::Carry => true,
+        }
     }
 }
 
-/// Leaves a frame to [`Stage::Punt`].
+/// Leaves a fragment whose ports are not known to [`Stage::Punt`].
 #[inline(always)]
-pub(crate) fn punt<'t, T: HandOvers>(tables: &T, reason: PuntReason) -> Verdict<'t> {
-    Punt::new(reason).hand_over(tables);
+pub(crate) fn punt_fragment<'t, T: HandOvers>(tables: &T, reason: PuntReason) -> Verdict<'t> {
+    Punt::of_fragment(reason).hand_over(tables);
+    Verdict::Continue(Stage::Punt)
+}
+
+/// Drops a packet that cannot be sent to its backend. Where packets are mended, one that lacks the next hop alone is left
+/// to [`Stage::Punt`].
+#[inline(always)]
+pub(crate) fn unsent<'t, T: Tables + HandOvers>(
+    tables: &T,
+    backend: u32,
+    reason: DropReason,
+) -> Verdict<'t> {
+    if reason != DropReason::NextHopUnresolved || !is_mending(tables) {
+        return Verdict::Drop(reason);
+    }
+    Punt::without_next_hop(backend).hand_over(tables);
     Verdict::Continue(Stage::Punt)
 }
 
 /// Returns what becomes of a frame of [`Stage::Punt`] that nobody takes.
 #[inline(always)]
-pub(crate) fn ending_without_agent<T: HandOvers>(tables: &T) -> Ending {
-    match Punt::handed_over(tables).reason() {
-        PuntReason::Fragment => Ending::Drop(DropReason::FragmentOutOfOrder),
-        PuntReason::NodeFragment => Ending::Pass(PassReason::FragmentNotOurs),
-        PuntReason::TooBig => Ending::Drop(DropReason::FragmentationNeeded),
+pub(crate) fn action_without_agent<T: HandOvers>(tables: &T) -> Result<Action, Ending> {
+    let punt = Punt::handed_over(tables);
+    match punt.reason() {
+        PuntReason::Fragment => Err(Ending::Drop(DropReason::FragmentOutOfOrder)),
+        PuntReason::NodeFragment => Err(Ending::Pass(PassReason::FragmentNotOurs)),
+        PuntReason::TooBig => Err(Ending::Drop(DropReason::FragmentationNeeded)),
+        PuntReason::NextHop => Err(Ending::Drop(DropReason::NextHopUnresolved)),
+        // The device may take frames from XDP by now. Else the kernel counts the failure.
+        PuntReason::Carry => Ok(Action::Redirect(punt.number)),
     }
 }
 
@@ -241,4 +357,45 @@ fn later_fragment<A: Ip>(packet: &Packet<A>) -> Option<LaterFragment> {
         offset: u32::from(packet.piece.offset) * 8,
         length: u32::try_from(length).ok()?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_says_what_the_agent_has_to_know_and_brings_the_frame_back() {
+        let punt = Punt::without_next_hop(0x0012_3456);
+        let header = punt.header(7);
+        let read = (header.device(), header.reason(), header.size());
+        assert_eq!(read, (7, Some(PuntReason::NextHop), 0));
+        assert_eq!(header.backend(), 0x0012_3456);
+        let back = header.back_to([2, 0, 0, 0, 0, 9]);
+        assert_eq!(back.mac(), [2, 0, 0, 0, 0, 9]);
+        assert_eq!((back.device(), back.reason()), (7, header.reason()));
+        assert_eq!(Punt::too_big(1480).header(7).size(), 1480);
+        let finished = Punt::leaving_by(9).header(7);
+        assert_eq!(finished.reason(), Some(PuntReason::Carry));
+        assert_eq!((finished.device(), finished.leaves_by()), (7, 9));
+    }
+
+    #[test]
+    fn nothing_is_punted_for_ever() {
+        let punts = [
+            Punt::of_fragment(PuntReason::Fragment),
+            Punt::of_fragment(PuntReason::NodeFragment),
+            Punt::without_next_hop(1),
+            Punt::too_big(1480),
+        ];
+        // Each may only follow those before it.
+        for (place, punt) in punts.iter().enumerate() {
+            for former in &punts[place..] {
+                assert!(!punt.may_follow(former.reason() as u32));
+            }
+        }
+        for punt in &punts[2..] {
+            assert!(punt.may_follow(PuntReason::Fragment as u32));
+        }
+        assert!(Punt::too_big(1480).may_follow(PuntReason::NextHop as u32));
+    }
 }

@@ -98,7 +98,7 @@ reasons! {
     DropReason from PassReason::END => {
         /// The client's address is in none of the service's source ranges.
         SourceRange = "source_range",
-        /// An ICMP error about a packet of a service without backends.
+        /// An ICMP error about a packet of a service without backends, or a datagram of one that no past owner knows.
         NoBackend = "no_backend",
         /// NAT mode: the TTL or hop limit of a later fragment or an ICMP error is too low for one more hop.
         TtlExpired = "ttl_expired",
@@ -124,6 +124,8 @@ reasons! {
         MalformedIcmp = "malformed_icmp",
         /// A trusted edge sent it for a pod that is not here.
         UnknownPod = "unknown_pod",
+        /// As `UnknownPod`, a SYN: the client sends it again, and the service may have another owner by then.
+        UnknownPodSyn = "unknown_pod_syn",
         /// A trusted edge sent it for a service that is not known here, and the stack would route it back.
         SentBack = "sent_back",
         /// A trusted edge sent it for an address without services; edges have no other access to the stack.
@@ -163,7 +165,8 @@ reasons! {
         MtuExceeded = "mtu_exceeded",
         /// As `MtuExceeded`, for IPv4 without DF: the packet would have to be fragmented, and nobody does.
         FragmentationNeeded = "fragmentation_needed",
-        /// Neither netlink nor the kernel's FIB knows a neighbour for the backend.
+        /// Neither netlink nor the kernel's FIB knows a neighbour for the backend, and nobody holds the packet until one
+        /// is known.
         NextHopUnresolved = "next_hop_unresolved",
         /// The L2 DSR backend is behind a router.
         NotOnLink = "not_on_link",
@@ -185,6 +188,9 @@ reasons! {
         ReturnRefused = "return_refused",
         /// It claims to be returned, but with more tries than its slot has had owners, or with none.
         ReturnUnexpected = "return_unexpected",
+        /// A pod's segment of a connection that may be in the tables of the programs before these, while flows are copied
+        /// from there. The pod sends it again.
+        FlowNotCopied = "flow_not_copied",
     }
     /// Answers that are sent back in place of a packet.
     ReplyReason from DropReason::END => {
@@ -200,7 +206,7 @@ reasons! {
         Reset = "reset",
         /// The MAC of an announced address, in answer to ARP or neighbour discovery.
         Neighbour = "neighbour",
-        /// The segment itself, to the edge that sent it: its connection is not known here.
+        /// The packet itself, to the edge that sent it: its flow is not known here.
         Returned = "returned",
     }
     /// Packets of NAT mode that this machine sends on to a client.
@@ -223,6 +229,10 @@ reasons! {
         NodeFragment = "punted_node_fragment",
         /// IPv4 without DF that does not fit where it is to go: it has to be cut into fragments.
         TooBig = "punted_too_big",
+        /// Neither netlink nor the kernel's FIB knows a neighbour for the backend yet.
+        NextHop = "punted_next_hop",
+        /// It is finished, and counted as what it is; but its device takes no frames from XDP.
+        Carry = "punted_carry",
     }
 }
 
@@ -242,7 +252,7 @@ pub enum ReasonKind {
     ToClient,
     /// The packets went on to other nodes.
     ToNode,
-    /// The packets went to the agent, which mends them.
+    /// The packets went to the agent, which mends or sends them.
     Punt,
 }
 

@@ -51,21 +51,40 @@ pub enum Stage {
     Punt = 19,
     /// Edge role: packets of slots that have had other owners.
     Past = 20,
-    /// Edge role: takes a packet that a node has returned.
+    /// Edge role: takes a packet that a node has returned, and leaves those of datagrams for [`Self::ReturnedDatagram`].
     Returned = 21,
-    /// Node role: delivers a packet of a TCP connection if that is known here.
+    /// Node role: delivers a packet if its flow is known here.
     Ask = 22,
     /// Edge role: sends a packet to the backend that an earlier stage has chosen.
     Send = 23,
-    /// Node role: returns a packet whose TCP connection is not known here to the edge.
+    /// Node role: returns a packet whose flow is not known here to the edge.
     Return = 24,
-    /// Edge and node in one machine: looks for a TCP connection at this machine's own pods.
+    /// Edge and node in one machine: looks for a flow at this machine's own pods.
     AskHere = 25,
+    /// Edge role: takes a packet of a flow of datagrams that a node has returned.
+    ReturnedDatagram = 26,
+}
+
+/// What a machine does beside balancing for other machines. Some stages are reached on machines that do it alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Duties {
+    /// It has pods (node role).
+    pub node: bool,
+    /// It balances services by NAT.
+    pub nat: bool,
+}
+
+impl Duties {
+    /// All that a machine may do.
+    pub const ALL: Self = Self {
+        node: true,
+        nat: true,
+    };
 }
 
 impl Stage {
     /// Every stage.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 27] = [
         Self::Receive,
         Self::Local,
         Self::Icmp,
@@ -92,9 +111,43 @@ impl Stage {
         Self::Send,
         Self::Return,
         Self::AskHere,
+        Self::ReturnedDatagram,
     ];
     /// Number of places in `STAGES`: one more than the highest index.
-    pub const PLACES: usize = 26;
+    pub const PLACES: usize = 27;
+
+    /// Tells whether frames get to the stage on a machine with these duties.
+    pub const fn is_reached(self, duties: Duties) -> bool {
+        match self {
+            Self::Local
+            | Self::FragmentWithin
+            | Self::IcmpLocal
+            | Self::PodFlow
+            | Self::Ask
+            | Self::Return
+            | Self::AskHere => duties.node,
+            Self::Nat
+            | Self::NatBegin
+            | Self::NatReply
+            | Self::NatFragment
+            | Self::NatIcmp
+            | Self::NatProof
+            | Self::NatShare => duties.nat,
+            Self::Receive
+            | Self::Icmp
+            | Self::Fragment
+            | Self::Probe
+            | Self::Answer
+            | Self::Neighbour
+            | Self::Path
+            | Self::Decap
+            | Self::Punt
+            | Self::Past
+            | Self::Returned
+            | Self::ReturnedDatagram
+            | Self::Send => true,
+        }
+    }
 
     /// Returns the index in `STAGES`.
     pub const fn index(self) -> u32 {
@@ -102,14 +155,15 @@ impl Stage {
     }
 
     /// Tells whether the stage asks for the device of a frame that may be a mended one. Such a frame has come back by
-    /// another device than the one that it came in by. The other stages either send no frame out of a device, or get
-    /// none that was mended.
+    /// another device than the one that it came in by. The other stages remember no device, and ask the FIB for no
+    /// mended frame: what waited for its next hop finds it in the tables.
     #[inline(always)]
     pub const fn takes_mended(self) -> bool {
         matches!(
             self,
             Self::Fragment
                 | Self::FragmentWithin
+                | Self::NatBegin
                 | Self::NatFragment
                 | Self::Decap
                 | Self::Send
@@ -146,6 +200,7 @@ impl Stage {
             Self::Send => "guideway_send",
             Self::Return => "guideway_return",
             Self::AskHere => "guideway_ask_here",
+            Self::ReturnedDatagram => "guideway_returned_datagram",
         }
     }
 }

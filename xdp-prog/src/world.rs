@@ -4,8 +4,10 @@
 //! with a model, and the explanation of a decision with the maps as user space reads them.
 
 mod answers;
+mod clients;
 mod flows;
 mod hand_over;
+mod minimal;
 mod nat;
 mod pins;
 mod relay;
@@ -14,8 +16,10 @@ mod tables;
 pub(crate) use self::relay::OFFSETS;
 pub use self::{
     answers::{Answer, Answers},
+    clients::Clients,
     flows::{Clock, FlowTable, Flows, Fragments, Inserted, Shortcuts},
     hand_over::{HandOver, HandOvers},
+    minimal::MinimalWorld,
     nat::{NatFlows, NatState, Origin, Taken, Translation},
     pins::{PinTable, Pins},
     relay::Relay,
@@ -38,6 +42,7 @@ pub trait World:
     + Announcements
     + Paths
     + Pins
+    + Clients
 {
 }
 

@@ -35,6 +35,11 @@ impl Guideway {
         Path::new(Namespace::FILES).join(SOCKET)
     }
 
+    /// Returns the path of a machine's configuration.
+    pub fn config() -> PathBuf {
+        Path::new(Namespace::FILES).join(CONFIG)
+    }
+
     /// Writes a machine's configuration. A running agent has to notice the change by itself.
     ///
     /// # Errors
@@ -54,7 +59,7 @@ impl Guideway {
         command
             .env("GUIDEWAY_LOG", "debug")
             .args(["run", "--config"])
-            .arg(Path::new(Namespace::FILES).join(CONFIG));
+            .arg(Self::config());
         Process::spawn(&mut command)
     }
 

@@ -196,6 +196,11 @@ impl ControlPlane {
         &mut self.api_server
     }
 
+    /// Returns the processes of the API server and of etcd.
+    pub fn programs(&mut self) -> [&mut Process; 2] {
+        [&mut self.api_server, &mut self.etcd]
+    }
+
     /// Kills the API server and with it all its connections.
     ///
     /// # Errors

@@ -45,6 +45,8 @@
 
 mod delay;
 mod guideway;
+mod hardware_stamps;
+mod ioctl;
 pub mod kubernetes;
 mod link;
 mod machine;
@@ -68,13 +70,14 @@ use std::{io, process::ExitStatus, time::Duration};
 
 pub use delay::DelayedCable;
 pub use guideway::Guideway;
+pub use hardware_stamps::HardwareStamps;
 pub use link::{Link, Mac, Stats, Veth};
 pub use machine::Machine;
 pub use namespace::Namespace;
 pub use nix::sys::signal::Signal;
 pub use offload::Offload;
 pub use pod::pod_addresses;
-pub use priority::{run_first, run_when_idle};
+pub use priority::{run_after_others, run_first};
 pub use process::{Process, output};
 pub use raw::RawSocket;
 pub use registry::{AtEnd, at_end, sweep};

@@ -27,7 +27,7 @@ use nix::{
 };
 
 use crate::{
-    Error, Result, offload,
+    Error, Result, ioctl,
     registry::{self, NAMES},
     rtnl::Rtnl,
 };
@@ -205,7 +205,7 @@ impl Namespace {
         let name = registry.add(label);
         let made = in_thread(|| {
             let handles = Handles::new(&Path::new(NAMES).join(&name))?;
-            Ok((handles, Rtnl::open()?, offload::ioctl_socket()?))
+            Ok((handles, Rtnl::open()?, ioctl::ioctl_socket()?))
         });
         match made {
             Ok((handles, rtnl, ioctl)) => Ok(Self {

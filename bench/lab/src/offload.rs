@@ -3,12 +3,9 @@
 //! It uses the legacy commands with one value, each of which switches a group of features as `ethtool -K DEV
 //! tx|tso|gso|gro` does.
 
-use std::{
-    io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
-};
+use std::io;
 
-use crate::{Link, Result};
+use crate::{Link, Result, ioctl::request};
 
 /// A group of offload features, named as `ethtool -K` names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,34 +94,15 @@ impl Link<'_> {
 
     fn ethtool(&self, command: u32, data: u32) -> io::Result<u32> {
         let mut value = Value { command, data };
-        let mut request = libc::ifreq {
-            ifr_name: [0; libc::IFNAMSIZ],
-            ifr_ifru: libc::__c_anonymous_ifr_ifru {
-                ifru_data: (&raw mut value).cast(),
-            },
-        };
-        // The kernel refused names of IFNAMSIZ bytes when the link was made, so a NUL remains.
-        for (to, &from) in request.ifr_name.iter_mut().zip(self.name().as_bytes()) {
-            *to = from.cast_signed();
-        }
-        let socket = self.namespace().ioctl().as_raw_fd();
-        // SAFETY: SIOCETHTOOL takes an `ifreq` whose data points to a
-        // structure of the size its command says; both live on this stack.
-        let outcome = unsafe { libc::ioctl(socket, libc::SIOCETHTOOL, &raw mut request) };
-        if outcome < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        // SAFETY: SIOCETHTOOL takes a structure of the size its command says.
+        unsafe {
+            request(
+                self.namespace().ioctl(),
+                self.name(),
+                libc::SIOCETHTOOL,
+                &mut value,
+            )
+        }?;
         Ok(value.data)
     }
-}
-
-/// Opens a socket in the calling thread's namespace. It stays in that namespace.
-pub(crate) fn ioctl_socket() -> io::Result<OwnedFd> {
-    // SAFETY: takes no pointers.
-    let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was opened above and nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -2,13 +2,18 @@
 
 use std::io;
 
-/// Makes the calling thread run only while a core has nothing else to do (`sched(7)`, `SCHED_IDLE`).
+/// Leaves nine tenths of a core to each other thread that wants it (`sched(7)`, "The nice value").
 ///
 /// # Errors
 ///
 /// The kernel's error.
-pub fn run_when_idle() -> io::Result<()> {
-    set_policy(libc::SCHED_IDLE, 0)
+pub fn run_after_others() -> io::Result<()> {
+    const NICE: libc::c_int = 10;
+    // SAFETY: takes no pointers. In Linux, the calling thread alone gets the value.
+    match unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Makes the calling thread run before every ordinary one of its core (`sched(7)`, `SCHED_FIFO`).
@@ -17,13 +22,9 @@ pub fn run_when_idle() -> io::Result<()> {
 ///
 /// The kernel's error, such as when the caller is not root.
 pub fn run_first() -> io::Result<()> {
-    set_policy(libc::SCHED_FIFO, 1)
-}
-
-fn set_policy(policy: libc::c_int, sched_priority: libc::c_int) -> io::Result<()> {
-    let parameters = libc::sched_param { sched_priority };
+    let parameters = libc::sched_param { sched_priority: 1 };
     // SAFETY: the parameters are readable.
-    match unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) } {
+    match unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

@@ -73,6 +73,23 @@ impl Process {
         read_all(&self.stderr)
     }
 
+    /// Returns the program's path or name.
+    pub fn program(&self) -> &str {
+        &self.program
+    }
+
+    /// Returns the last lines that the program has written, those to its standard error last.
+    pub fn last_lines(&self, number: usize) -> String {
+        let output = self.stdout() + &self.stderr();
+        let lines: Vec<&str> = output.lines().collect();
+        lines[lines.len().saturating_sub(number)..].join("\n")
+    }
+
+    /// Returns how the program has ended; `None` while it runs.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
     /// Returns whether the program is still running.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))

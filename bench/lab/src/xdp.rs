@@ -91,14 +91,22 @@ impl Link<'_> {
     }
 }
 
+/// Loads a program for frames of several buffers, without which veth refuses MTUs larger than a page; kernels before
+/// 5.18 know no such programs.
 fn load(instructions: &[u64]) -> io::Result<OwnedFd> {
+    match load_with(instructions, BPF_F_XDP_HAS_FRAGS) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => load_with(instructions, 0),
+        outcome => outcome,
+    }
+}
+
+fn load_with(instructions: &[u64], flags: u32) -> io::Result<OwnedFd> {
     let mut attributes = LoadAttributes {
         kind: BPF_PROG_TYPE_XDP,
         instruction_count: instructions.len().try_into().map_err(io::Error::other)?,
         instructions: instructions.as_ptr().addr() as u64,
         licence: c"GPL".as_ptr().addr() as u64,
-        // Without this flag veth refuses MTUs larger than a page.
-        flags: BPF_F_XDP_HAS_FRAGS,
+        flags,
         ..LoadAttributes::default()
     };
     // SAFETY: the size is that of the attributes; the instructions and the

@@ -7,7 +7,7 @@ use bench::{
     datapath::{
         Protocol,
         balancers::{self, rules},
-        instructions,
+        instructions::{self, MEANING},
     },
     exit::Exit,
     judgement,
@@ -19,6 +19,8 @@ use super::judgement::{conclude, print};
 use crate::show_progress;
 
 /// Counts the instructions of a packet, on a machine whose clock counts them: `make instructions` runs it on one.
+///
+/// Counts are free of the host's noise, and blind to caches and branches.
 #[derive(Debug, clap::Args)]
 #[command(after_help = Exit::help(&OF_COUNTS))]
 pub(crate) struct Instructions {
@@ -26,8 +28,8 @@ pub(crate) struct Instructions {
     what: Counted,
 }
 
-/// How a count may end.
-const OF_COUNTS: [Exit; 6] = [
+/// How a count, or a check of the judgement, may end.
+pub(super) const OF_COUNTS: [Exit; 6] = [
     Exit::Success,
     Exit::Failed,
     Exit::Usage,
@@ -65,13 +67,20 @@ enum Counted {
 impl Instructions {
     pub(crate) fn run(&self) -> Result<ExitCode> {
         match &self.what {
-            Counted::Ways { json: true } => instructions::count(print_row)?,
+            Counted::Ways { json: true } => {
+                tell_beside_rows();
+                instructions::count(print_row)?;
+            }
             Counted::Ways { json: false } => {
-                println!("way            ip  l4   flows  instructions");
+                println!("{MEANING}\n\nway            ip  l4   flows  instructions");
                 instructions::count(|found| println!("{}", found.line()))?;
             }
-            Counted::Balancers { rules } => balancers::count(rules, print_row)?,
+            Counted::Balancers { rules } => {
+                tell_beside_rows();
+                balancers::count(rules, print_row)?;
+            }
             Counted::Judgement => {
+                println!("{MEANING}\n");
                 let outcome = balancers::check_counted(&judgement::COUNTED, &print)?;
                 return Ok(conclude(&outcome, "instructions"));
             }
@@ -91,6 +100,11 @@ impl Instructions {
         }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Says what the counts mean, beside JSON rows on standard output.
+fn tell_beside_rows() {
+    eprintln!("{MEANING}");
 }
 
 fn print_row(row: &impl Serialize) {

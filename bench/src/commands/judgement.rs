@@ -9,7 +9,7 @@ use bench::{
     judgement::{self, Compared, Outcome},
 };
 
-use super::beside;
+use super::{beside, instructions::OF_COUNTS};
 use crate::show_progress;
 
 /// Checks the judgement on this machine: of Guideway against itself by its rate of live frames, at least 19 of 20
@@ -17,22 +17,12 @@ use crate::show_progress;
 ///
 /// Needs root, and `guideway` beside this program. Takes some four minutes.
 #[derive(Debug, clap::Args)]
-#[command(after_help = Exit::help(&OF_JUDGEMENT))]
+#[command(after_help = Exit::help(&OF_COUNTS))]
 pub(crate) struct JudgementCheck {
     /// The `guideway` program [default: the one beside this program].
     #[arg(long, value_name = "PATH")]
     guideway: Option<PathBuf>,
 }
-
-/// How a check of the judgement may end.
-const OF_JUDGEMENT: [Exit; 6] = [
-    Exit::Success,
-    Exit::Failed,
-    Exit::Usage,
-    Exit::Worse,
-    Exit::Settings,
-    Exit::NoRights,
-];
 
 impl JudgementCheck {
     pub(crate) fn run(&self) -> Result<ExitCode> {

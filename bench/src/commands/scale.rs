@@ -15,7 +15,9 @@ use crate::{exit_code, show_progress};
 
 /// Measures Guideway with many Services beside Guideway with one: the rate of live frames, in rounds that go back and forth.
 ///
-/// Needs root, and `guideway` beside this program. Takes about a minute.
+/// UDP and TCP by IPIP, to 16 of the Services: what misses caches where all have traffic is a row of `datapath`.
+///
+/// Needs root, and `guideway` beside this program. Takes a minute or two.
 #[derive(Debug, clap::Args)]
 #[command(after_help = bench::exit::Exit::help(&crate::OF_BARS))]
 pub(crate) struct Scale {

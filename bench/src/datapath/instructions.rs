@@ -27,6 +27,10 @@ const TRIALS: usize = 3;
 /// Numbers of flows. With one flow, each packet finds the state that the previous one left.
 const FLOWS: [u32; 2] = [1, 1_000];
 
+/// What counts of instructions tell and what they do not. It stands beside every such figure.
+pub const MEANING: &str = "Instructions are free of the host's noise, and blind to caches and branches: \
+                           what misses a cache takes time that no instruction shows.";
+
 /// The instructions per packet on one path.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Instructions {

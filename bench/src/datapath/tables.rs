@@ -205,6 +205,7 @@ fn fill_next_hops(tables: &mut Tables, family: Family, device: u32) -> Result<()
         ifindex: device,
         source_mac: [g, h, i, j, k, l],
         destination_mac: [a, b, c, d, e, f],
+        is_carried: false,
         via_gateway: false,
         vlan: None,
         mtu: 1500,

@@ -2,18 +2,32 @@
 
 use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
+use fastpath::facts::{NativeXdp, interface};
+
 use super::said_by;
 
 /// Where interfaces are.
 const INTERFACES: &str = "/sys/class/net";
 /// Files of an interface's directory with one fact each.
-const FILES: [(&str, &str); 6] = [
+const FILES: [(&str, &str); 11] = [
     ("mtu", "mtu"),
     ("speed", "speed"),
     ("state", "operstate"),
     ("vendor", "device/vendor"),
     ("device", "device/device"),
     ("numa_node", "device/numa_node"),
+    ("pci_speed", "device/current_link_speed"),
+    ("pci_width", "device/current_link_width"),
+    ("threaded", "threaded"),
+    ("napi_defer_hard_irqs", "napi_defer_hard_irqs"),
+    ("gro_flush_timeout", "gro_flush_timeout"),
+];
+/// Files of a queue's directory, and the facts that those of all queues make: receive and transmit packet steering, and
+/// receive flow steering.
+const OF_QUEUES: [(&str, &str); 3] = [
+    ("rps", "rps_cpus"),
+    ("rfs", "rps_flow_cnt"),
+    ("xps", "xps_cpus"),
 ];
 /// Questions to `ethtool`, and the facts that answer them.
 const QUESTIONS: [(&str, &str); 5] = [
@@ -24,8 +38,9 @@ const QUESTIONS: [(&str, &str); 5] = [
     ("-k", "offloads"),
 ];
 
-/// Returns the facts, as `nic.INTERFACE.FACT`.
-pub(super) fn facts() -> Vec<(String, String)> {
+/// Returns the facts of the cards in the network namespace of this thread, as `nic.INTERFACE.FACT`. Of a fact that a card
+/// does not tell, the value is empty.
+pub fn facts() -> Vec<(String, String)> {
     let entries = fs::read_dir(INTERFACES).into_iter().flatten().flatten();
     let cards = entries.filter(|entry| entry.path().join("device").exists());
     cards
@@ -54,12 +69,59 @@ fn of_card(interface: &str, directory: &Path) -> Vec<(String, String)> {
     });
     let answers = QUESTIONS.map(|(question, name)| (name.to_owned(), settings(&ask(question))));
     let irqs = ("irqs".to_owned(), irqs(directory, Path::new("/proc/irq")));
+    let qdisc = said_by(Command::new("tc").args(["qdisc", "show", "dev", interface]));
+    let qdisc = ("qdisc".to_owned(), qdisc.replace('\n', "; "));
+    let steering = OF_QUEUES.map(|(name, file)| (name.to_owned(), steering(directory, file)));
     files
         .into_iter()
         .chain(driver)
         .chain(answers)
-        .chain([irqs])
+        .chain(steering)
+        .chain([irqs, qdisc, ("xdp".to_owned(), xdp(interface))])
         .collect()
+}
+
+/// Returns what a file of each queue says, without those that are switched off.
+fn steering(directory: &Path, file: &str) -> String {
+    let queues = fs::read_dir(directory.join("queues"));
+    let queues = queues.into_iter().flatten().flatten();
+    let mut all: Vec<String> = queues
+        .filter_map(|queue| {
+            let value = fs::read_to_string(queue.path().join(file)).ok()?;
+            let is_on = value.trim().contains(|digit: char| !"0,".contains(digit));
+            let name = queue.file_name().into_string().ok()?;
+            is_on.then(|| format!("{name} {}", value.trim()))
+        })
+        .collect();
+    all.sort();
+    all.join(", ")
+}
+
+/// Says what the driver does of XDP, and how a program is attached, if one is.
+fn xdp(name: &str) -> String {
+    let Ok(card) = interface(name) else {
+        return String::new();
+    };
+    let does = match card.native_xdp {
+        NativeXdp::Unsupported => "no native mode".to_owned(),
+        NativeXdp::Unknown => "not told by this kernel".to_owned(),
+        NativeXdp::Supported {
+            redirect_target,
+            zero_copy,
+            several_buffers,
+        } => {
+            let also = [
+                (redirect_target, ", redirect target"),
+                (zero_copy, ", AF_XDP without copies"),
+                (several_buffers, ", several buffers"),
+            ];
+            let also = also.into_iter().filter(|(does, _)| *does);
+            "native mode".to_owned() + &also.map(|(_, name)| name).collect::<String>()
+        }
+    };
+    let attached = card.programs.iter();
+    let attached = attached.map(|program| format!(", a program attached in mode {}", program.mode));
+    does + &attached.collect::<String>()
 }
 
 /// Reads lines of `name: value`.
@@ -118,6 +180,22 @@ mod tests {
         let pause = "Pause parameters for eth0:\nAutonegotiate:\toff\nRX:\t\ton\nTX:\t\toff\n";
         assert_eq!(settings(pause), "Autonegotiate: off, RX: on, TX: off");
         assert_eq!(settings(""), "");
+    }
+
+    #[test]
+    fn steering_is_told_of_the_queues_that_have_it() {
+        let root = std::env::temp_dir().join(format!("guideway-bench-{}-rps", std::process::id()));
+        for (queue, cpus) in [
+            ("rx-0", "00000000,00000003\n"),
+            ("rx-1", "00000000,00000000\n"),
+        ] {
+            let queue = root.join("queues").join(queue);
+            fs::create_dir_all(&queue).unwrap();
+            fs::write(queue.join("rps_cpus"), cpus).unwrap();
+        }
+        let told = [steering(&root, "rps_cpus"), steering(&root, "xps_cpus")];
+        fs::remove_dir_all(&root).unwrap();
+        assert_eq!(told, ["rx-0 00000000,00000003", ""]);
     }
 
     #[test]

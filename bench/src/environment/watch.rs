@@ -2,7 +2,7 @@
 
 use std::{fs, time::Instant};
 
-use crate::result::Quietness;
+use crate::{result::Quietness, stats::rounded};
 
 /// Looks at the machine from time to time.
 #[derive(Debug, Default)]
@@ -27,8 +27,9 @@ impl Watch {
         let (now, counters) = (Instant::now(), Counters::read());
         let mut found = quietness(at, seconds);
         if let Some((then, before)) = self.last.replace((now, counters)) {
-            found.stolen = counters.stolen_since(&before);
-            found.waited = counters.waited_since(&before, (now - then).as_secs_f64());
+            let waited = counters.waited_since(&before, (now - then).as_secs_f64());
+            found.stolen = counters.stolen_since(&before).map(rounded);
+            found.waited = waited.map(rounded);
         }
         found
     }
@@ -94,7 +95,7 @@ pub fn quietness(at: f64, seconds: f64) -> Quietness {
             found.gaps_over_1_ms += u64::from(gap > 1_000_000);
         }
     }
-    found.lost = lost as f64 / last as f64;
+    found.lost = rounded(lost as f64 / last as f64);
     found
 }
 

@@ -6,11 +6,16 @@
 //!
 //! See `BPF_F_TEST_XDP_LIVE_FRAMES` in the kernel's Documentation/bpf/bpf_prog_run.rst: no socket, no copy and no system
 //! call for each. Generator, system and sink run on one core, so with the schedule `max` the rate is that of the whole
-//! path, and little is lost. Frames have right checksums, and a tag and a number at the start of their payload. The
+//! path, and little is lost. With several threads there is a core for each, and their rates add up (module `threads`).
+//! Frames have right checksums, and a tag and a number at the start of their payload. The
 //! sink hands all frames without the tag on, ARP among them.
 //!
 //! The generator `afxdp` differs in one thing: this program makes the frames, and a port sends them (module `afxdp`). The
 //! generator `pktgen` makes frames of its own, whose numbers the same sink reads (module `pktgen`).
+
+mod maps;
+mod programs;
+mod threads;
 
 use std::{
     net::SocketAddr,
@@ -19,36 +24,30 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use aya::{
-    Ebpf, EbpfLoader, Pod,
-    maps::{Array, MapData, PerCpuArray, PerCpuValues},
-    programs::{
-        SchedClassifier, TcAttachType, TestRun, TestRunAttrs, TestRunOptions, Xdp, XdpMode,
-        tc::SchedClassifierLinkId, xdp::XdpLinkId,
-    },
-};
-use lab::Link;
-use xdp_prog::bench::{Counted, NUMBERED_LENGTH, Numbered, Pace, map, program};
+use aya::Ebpf;
+use lab::{Link, wait_for};
+use xdp_prog::bench::{Counted, NUMBERED_LENGTH, Numbered, Pace};
 
+use self::programs::Attached;
 use super::{
     Asked, Generator, Trial, afxdp,
     frame::Framing,
-    numbered::{frames_in, interval, listed, offsets, templates},
+    numbered::{Dealt, deal, frames_in, offsets, set_schedule, templates},
     pktgen::{self, Sending},
     sockets::now_ns,
 };
 use crate::{
-    datapath::frames::context_of,
-    host,
     probe::Tally,
-    scenario::{GeneratorKind, Load},
+    scenario::{GeneratorKind, Load, System},
     stats::SplitMix64,
 };
 
-/// Frames per call of the driver: the kernel's default for live frames.
-const BATCH: u32 = 64;
-/// Runs of the generator per system call: some milliseconds where no frame is due.
-const RUNS: u32 = 1 << 16;
+/// How long a system may take until every frame of a proof passes it.
+const PROOF_TIMEOUT: Duration = Duration::from_secs(30);
+/// Seconds of a proof, and frames a second: what any system takes.
+const PROOF: (f64, f64) = (0.05, 2_000.0);
+/// Seconds of a short trial.
+const MOMENT: f64 = 0.02;
 /// Frames that are late by no more than this are made up for. They need no room in a device: system and sink have done
 /// with a batch before the next one is made.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -86,23 +85,12 @@ pub struct Live<'a> {
     frames: Vec<Numbered>,
     flows: Vec<u32>,
     object: Ebpf,
-    /// State of the generator at the beginning of a trial.
-    pace: Pace,
+    /// State of the generator at the beginning of a trial, for each thread.
+    paces: Vec<Pace>,
     /// State of the sink at the beginning of a trial.
     nothing: Counted,
     /// Whether the programs stay attached from trial to trial.
     is_kept: bool,
-}
-
-/// The programs while they are attached.
-struct Attached {
-    sink: AttachedSink,
-    generator: XdpLinkId,
-}
-
-enum AttachedSink {
-    Driver(XdpLinkId),
-    Stack(SchedClassifierLinkId),
 }
 
 impl<'a> Live<'a> {
@@ -117,8 +105,11 @@ impl<'a> Live<'a> {
         // A probe beside the frames begins with the first bytes of its flow's number, which is small.
         let tag = drawn | 0x8000;
         let frames = templates(&path.services, path.macs, load, tag);
-        let listed = listed(load);
-        let flows = load.flows_of(listed as usize, seed);
+        let services = u32::try_from(path.services.len())?;
+        let Dealt { flows, mut paces } = deal(load, services, seed);
+        for pace in &mut paces {
+            pace.patience = u64::try_from(PATIENCE.as_nanos())?;
+        }
         let at = offsets(&path.services, path.macs, load);
         let (tag_at, tag) = match load.generator {
             GeneratorKind::Pktgen => pktgen::TAG,
@@ -129,49 +120,69 @@ impl<'a> Live<'a> {
         } else {
             0
         };
-        let mut object = EbpfLoader::new()
-            .map_max_entries(map::NUMBERED, u32::try_from(frames.len())?)
-            .map_max_entries(map::FLOWS, listed)
-            // Of other programs in the object: large ones take long to make.
-            .map_max_entries(map::SERVICES_V4, 1)
-            .map_max_entries(map::SERVICES_V6, 1)
-            .load(fastpath::object::bench_bytes())
-            .context("loading the generator")?;
-        fill(&mut object, map::NUMBERED, &frames)?;
-        fill(&mut object, map::FLOWS, &flows)?;
-        xdp(&mut object, program::GENERATE_NUMBERED)?.load()?;
-        if path.from_stack {
-            classifier(&mut object)?.load()?;
-        } else {
-            xdp(&mut object, program::SINK_NUMBERED)?.load()?;
-        }
-        let services = u32::try_from(path.services.len())?;
         Ok(Self {
-            pace: Pace {
-                patience: u64::try_from(PATIENCE.as_nanos())?,
-                sizes: u32::try_from(frames.len())? / services,
-                flows: listed,
-                new_flow: load.flows,
-                services,
-                ..Pace::default()
-            },
+            object: programs::load(&path, &frames, &flows)?,
             nothing: Counted {
                 tag_at: u32::try_from(at.payload + tag_at + path.outer - untagged)?,
                 tag: tag.into(),
+                threads: u32::try_from(paces.len())?,
                 ..Counted::default()
             },
+            paces,
             path,
             load: load.clone(),
             frames,
             flows,
-            object,
             is_kept: false,
         })
     }
 
     /// Has each frame take longer from now on: by so many eighths of a step of [`work`](xdp_prog::bench::work).
     pub fn set_work(&mut self, eighths: u32) {
-        self.pace.work = eighths;
+        for pace in &mut self.paces {
+            pace.work = eighths;
+        }
+    }
+
+    /// Returns the rate of a trial that is short: other work changes the machine's speed from one tenth of a second to the
+    /// next, and trials that are compared are to have the same.
+    ///
+    /// # Errors
+    ///
+    /// As for a trial.
+    pub fn rate_of_a_moment(&mut self) -> Result<f64> {
+        let asked = Asked {
+            rate: None,
+            seconds: MOMENT,
+            seed: 1,
+        };
+        let trial = self.run(asked).context("a trial of live frames")?;
+        Ok(trial.tally.received as f64 / trial.seconds)
+    }
+
+    /// Has all of a few frames pass the system, which may still come up.
+    ///
+    /// # Errors
+    ///
+    /// When some are lost after 30 s too.
+    pub(crate) fn prove(&mut self, system: System, seed: u64) -> Result<()> {
+        let asked = Asked {
+            rate: Some(PROOF.1),
+            seconds: PROOF.0,
+            seed,
+        };
+        let awaited = format!(
+            "{system} passes all of a few frames of the load {}",
+            self.load
+        );
+        Ok(wait_for(&awaited, PROOF_TIMEOUT, || {
+            let trial = self.run(asked).map_err(|error| format!("{error:#}"))?;
+            let tally = trial.tally;
+            if tally.sent == 0 || tally.received < tally.sent {
+                return Err(format!("{tally:?}"));
+            }
+            Ok(())
+        })?)
     }
 
     /// Does `work`, with many short trials, and attaches the programs once for all of them.
@@ -189,67 +200,27 @@ impl<'a> Live<'a> {
     }
 
     fn attach(&mut self) -> Result<Attached> {
-        let Path { entry, sink, .. } = &self.path;
-        if let Some(entry) = entry {
-            entry.attach_pass()?;
-        }
-        if self.path.replaces_pass {
-            sink.detach_xdp()?;
-        }
-        let (object, is_stack) = (&mut self.object, self.path.from_stack);
-        let attached = sink.namespace().run(|| -> Result<AttachedSink> {
-            Ok(if is_stack {
-                let id = classifier(object)?.attach(sink.name(), TcAttachType::Ingress)?;
-                AttachedSink::Stack(id)
-            } else {
-                let program = xdp(object, program::SINK_NUMBERED)?;
-                let id = program.attach_to_if_index(sink.index(), XdpMode::Driver)?;
-                AttachedSink::Driver(id)
-            })
-        });
-        let sink = attached.context("attaching the sink")?;
-        // Each time that a program is run which no device has, the kernel waits for an RCU grace period: for milliseconds,
-        // which would count as time of the frames. This device has no traffic.
-        let idle = self.path.out.namespace().link("lo")?;
-        let generator = xdp(&mut self.object, program::GENERATE_NUMBERED)?;
-        let attach = || generator.attach_to_if_index(idle.index(), XdpMode::Skb);
-        let generator = (idle.namespace().run(attach))
-            .context("attaching the generator to a device without traffic")?;
-        Ok(Attached { sink, generator })
+        programs::attach(&self.path, &mut self.object)
     }
 
-    /// Leaves the devices as they were before.
     fn detach(&mut self, attached: Attached) -> Result<()> {
-        let object = &mut self.object;
-        let generator = xdp(object, program::GENERATE_NUMBERED)?;
-        (generator.detach(attached.generator)).context("detaching the generator")?;
-        let detached = match attached.sink {
-            AttachedSink::Driver(id) => xdp(object, program::SINK_NUMBERED)?.detach(id),
-            AttachedSink::Stack(id) => classifier(object)?.detach(id),
-        };
-        detached.context("detaching the sink")?;
-        if self.path.replaces_pass {
-            self.path.sink.attach_pass()?;
-        }
-        if let Some(entry) = &self.path.entry {
-            entry.detach_xdp()?;
-        }
-        Ok(())
+        programs::detach(&self.path, &mut self.object, attached)
     }
 
-    /// Sends frames. Returns when that began, how long it took, with a rate by the clock and else in core time, and the
-    /// state of the generator at the end.
-    fn send(&mut self, asked: Asked) -> Result<(u64, f64, Pace)> {
+    /// Sends frames. Returns when that began, how long it took, with a rate by the clock and else in core time, and how many
+    /// frames have left.
+    fn send(&mut self, asked: Asked) -> Result<(u64, f64, u64)> {
         let Asked { rate, seconds, .. } = asked;
         let start = now_ns();
-        self.pace.due = start;
-        self.pace.interval = rate.map_or(0, interval);
-        self.pace.limit = rate.map_or(u32::MAX, |rate| frames_in(seconds, rate));
-        let (out, pace) = (&self.path.out, self.pace);
-        let (took, pace) = match self.load.generator {
-            GeneratorKind::Afxdp => out
-                .namespace()
-                .run(|| afxdp::send(out.name(), (&self.frames, &self.flows), pace, seconds))?,
+        set_schedule(&mut self.paces, start, rate, seconds);
+        let (out, namespace) = (&self.path.out, self.path.out.namespace());
+        let (took, paces) = match self.load.generator {
+            GeneratorKind::Afxdp => {
+                let frames = (self.frames.as_slice(), self.flows.as_slice());
+                let send = || afxdp::send(out.name(), frames, self.paces[0], seconds);
+                let (took, pace) = namespace.run(send)?;
+                (took, vec![pace])
+            }
             GeneratorKind::Pktgen => {
                 let sending = Sending {
                     interface: out.name(),
@@ -258,52 +229,27 @@ impl<'a> Live<'a> {
                     load: &self.load,
                 };
                 let root = std::path::Path::new(pktgen::ROOT);
-                out.namespace()
-                    .run(|| pktgen::send(root, &sending, asked, pace))?
+                let send = || pktgen::send(root, &sending, asked, self.paces[0]);
+                let (took, pace) = namespace.run(send)?;
+                (took, vec![pace])
             }
-            GeneratorKind::Sockets | GeneratorKind::Live => self.send_from_kernel(seconds)?,
-        };
-        Ok((start, took, pace))
-    }
-
-    fn send_from_kernel(&mut self, seconds: f64) -> Result<(f64, Pace)> {
-        fill(&mut self.object, map::PACE, &[self.pace])?;
-        let object = &self.object;
-        let generator: &Xdp = object
-            .program(program::GENERATE_NUMBERED)
-            .context("the object has no generator")?
-            .try_into()?;
-        let length =
-            (self.load.sizes().into_iter().max().unwrap_or(0) as usize).max(NUMBERED_LENGTH);
-        let (frame, context) = (vec![0; length], context_of(length, self.path.out.index())?);
-        let run = || {
-            let options = TestRunOptions {
-                data_in: Some(&frame),
-                ctx_in: Some(&context),
-                repeat: RUNS,
-                attrs: TestRunAttrs::new().xdp_live_frames(BATCH),
-                ..TestRunOptions::default()
-            };
-            generator.test_run(options).map(drop)
-        };
-        let send = || -> Result<(f64, Pace)> {
-            let core = host::occupy_core(None)?;
-            let (before, began) = (host::core_clock(core)?, Instant::now());
-            loop {
-                run().context("sending live frames")?;
-                let pace: Pace = entry(object, map::PACE)?;
-                let elapsed = began.elapsed().as_secs_f64();
-                if pace.sent == pace.limit || elapsed >= seconds {
-                    let core_time = host::core_clock(core)?.since(before);
-                    let is_paced = pace.interval > 0;
-                    return Ok((if is_paced { elapsed } else { core_time }, pace));
-                }
+            GeneratorKind::Sockets | GeneratorKind::Live => {
+                let longest = self.load.sizes().into_iter().max().unwrap_or(0) as usize;
+                let form = (longest.max(NUMBERED_LENGTH), out.index());
+                let (object, paces) = (&mut self.object, self.paces.as_slice());
+                namespace.run(|| threads::send(object, paces, form, seconds))?
             }
         };
-        self.path.out.namespace().run(send)
+        // Flows that were new in this trial are not new in the next.
+        for (own, after) in self.paces.iter_mut().zip(&paces) {
+            own.new_flow = after.new_flow;
+        }
+        let sent = paces.iter().map(|pace| u64::from(pace.sent)).sum();
+        Ok((start, took, sent))
     }
 
-    /// Tells whether the numbers of the frames rise: those of several devices of pktgen have no order among each other.
+    /// Tells whether the numbers of each thread's frames rise. Those of several devices of pktgen have no order among each other,
+    /// and nothing tells the device.
     fn has_one_sequence(&self) -> bool {
         self.load.generator != GeneratorKind::Pktgen
             || pktgen::has_one_sequence(&self.load, self.path.services.len())
@@ -313,7 +259,7 @@ impl<'a> Live<'a> {
     fn await_count(&self, sent: u64) -> Result<Counted> {
         let deadline = Instant::now() + GRACE;
         loop {
-            let counted = counted(&self.object)?;
+            let counted = maps::counted(&self.object)?;
             if counted.received >= sent || Instant::now() >= deadline {
                 return Ok(counted);
             }
@@ -335,7 +281,7 @@ impl<'a> Live<'a> {
         asked: Asked,
         work: impl FnOnce() -> T + Send,
     ) -> Result<(Trial, T)> {
-        set_counted(&mut self.object, self.nothing)?;
+        maps::set_counted(&mut self.object, self.nothing)?;
         let attached = if self.is_kept {
             None
         } else {
@@ -346,14 +292,11 @@ impl<'a> Live<'a> {
             let outcome = self.send(asked);
             (outcome, beside.join().expect("it does not panic"))
         });
-        let sent = outcome.as_ref().map_or(0, |(_, _, pace)| pace.sent);
-        let counted = self.await_count(sent.into());
+        let sent = outcome.as_ref().map_or(0, |(_, _, sent)| *sent);
+        let counted = self.await_count(sent);
         attached.map_or(Ok(()), |attached| self.detach(attached))?;
-        let ((start, seconds, pace), counted) = (outcome?, counted?);
-        ensure!(pace.sent > 0, "the generator has sent nothing");
-        // Flows that were new in this trial are not new in the next.
-        self.pace.new_flow = pace.new_flow;
-        let sent = u64::from(pace.sent);
+        let ((start, seconds, sent), counted) = (outcome?, counted?);
+        ensure!(sent > 0, "the generator has sent nothing");
         let received = counted.received.min(sent);
         let trial = Trial {
             start,
@@ -364,7 +307,7 @@ impl<'a> Live<'a> {
                 // Each device of pktgen sends a frame at least.
                 offered: asked
                     .rate
-                    .map_or(sent, |_| sent.max(self.pace.limit.into())),
+                    .map_or(sent, |rate| sent.max(frames_in(asked.seconds, rate).into())),
                 sent,
                 received,
                 lost: sent - received,
@@ -378,6 +321,7 @@ impl<'a> Live<'a> {
             },
             shares: Vec::new(),
             background: None,
+            losses: Vec::new(),
         };
         Ok((trial, done))
     }
@@ -387,60 +331,4 @@ impl Generator for Live<'_> {
     fn run(&mut self, asked: Asked) -> Result<Trial> {
         Ok(self.run_beside(asked, || ())?.0)
     }
-}
-
-fn fill<T: Pod>(object: &mut Ebpf, name: &str, entries: &[T]) -> Result<()> {
-    let map = object.map_mut(name);
-    let map = map.with_context(|| format!("the object has no map {name}"))?;
-    let mut array: Array<&mut MapData, T> = Array::try_from(map)?;
-    for (place, entry) in (0..).zip(entries) {
-        array.set(place, entry, 0)?;
-    }
-    Ok(())
-}
-
-fn entry<T: Pod>(object: &Ebpf, name: &str) -> Result<T> {
-    let map = object.map(name);
-    let map = map.with_context(|| format!("the object has no map {name}"))?;
-    let array: Array<&MapData, T> = Array::try_from(map)?;
-    Ok(array.get(&0, 0)?)
-}
-
-/// Has each CPU of the sink begin with the same.
-fn set_counted(object: &mut Ebpf, counted: Counted) -> Result<()> {
-    let map = object
-        .map_mut(map::COUNTED)
-        .context("the sink has no counter")?;
-    let mut array: PerCpuArray<&mut MapData, Counted> = PerCpuArray::try_from(map)?;
-    let cpus =
-        aya::util::nr_cpus().map_err(|(file, error)| anyhow::Error::new(error).context(file))?;
-    Ok(array.set(0, PerCpuValues::try_from(vec![counted; cpus])?, 0)?)
-}
-
-/// Returns what all CPUs of the sink have counted.
-fn counted(object: &Ebpf) -> Result<Counted> {
-    let map = object
-        .map(map::COUNTED)
-        .context("the sink has no counter")?;
-    let array: PerCpuArray<&MapData, Counted> = PerCpuArray::try_from(map)?;
-    let values = array.get(&0, 0)?;
-    let sum = |of: fn(&Counted) -> u64| values.iter().map(of).sum();
-    Ok(Counted {
-        received: sum(|one| one.received),
-        bytes: sum(|one| one.bytes),
-        reordered: sum(|one| one.reordered),
-        ..Counted::default()
-    })
-}
-
-fn xdp<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
-    let program = object.program_mut(name);
-    let program = program.with_context(|| format!("the object has no program {name}"))?;
-    Ok(program.try_into()?)
-}
-
-fn classifier(object: &mut Ebpf) -> Result<&mut SchedClassifier> {
-    let program = object.program_mut(program::SINK_NUMBERED_SKB);
-    let program = program.context("the object has no sink for the stack")?;
-    Ok(program.try_into()?)
 }

@@ -45,8 +45,6 @@ pub const HEADER_LENGTH: usize = 16;
 const FIRST_PORT: u16 = 10_000;
 /// Most flows of a load: each of a device's flows has a port.
 pub const MOST_FLOWS: u32 = 32_768;
-/// Most threads of a load.
-pub const MOST_THREADS: u32 = 64;
 
 /// What is sent, and where it leaves.
 #[derive(Clone, Copy, Debug)]

@@ -4,10 +4,12 @@
 //! it is a lower or an upper bound, whatever further trials would show; then the next load lies between the
 //! highest lower bound and the lowest upper bound, until these are close to each other. A request that was not sent counts
 //! as lost.
+//!
+//! The frame loss rate of RFC 2544 (section 26.3) is no search: loads go down from the highest one in equal steps.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
-use super::{Asked, Generator, Trial};
+use super::{Asked, Generator, Passed, Trial};
 use crate::scenario::SearchKind;
 
 /// How far the two bounds may be apart at the end, as a share of the upper one (CSIT's goal width).
@@ -18,6 +20,10 @@ const TRIALS: f64 = 3.0;
 const LEAST: f64 = 1e-4;
 /// Trials that a search usually takes.
 pub const USUAL_TRIALS: f64 = 25.0;
+/// Steps of the frame loss rate, from 100 % down: tenths, the coarsest that RFC 2544 allows.
+pub const LOSS_STEPS: u32 = 10;
+/// Trials in a row without loss that end it.
+const LOSSLESS: usize = 2;
 
 /// What a load must achieve to count as borne.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,7 +37,7 @@ pub struct Goal {
 }
 
 impl Goal {
-    /// Returns the goal of a search; `None` if nothing is searched for.
+    /// Returns the goal of a search; `None` if no load is searched for.
     pub fn of(kind: SearchKind) -> Option<Self> {
         let goal = |loss, exceed, trials| {
             Some(Self {
@@ -41,7 +47,7 @@ impl Goal {
             })
         };
         match kind {
-            SearchKind::None => None,
+            SearchKind::None | SearchKind::Rfc2544Loss => None,
             SearchKind::Ndr => goal(0.0, 0.5, TRIALS),
             SearchKind::Pdr => goal(0.005, 0.5, TRIALS),
             SearchKind::Rfc2544 => goal(0.0, 0.0, 1.0),
@@ -165,6 +171,51 @@ fn quantile(values: &[f64], share: f64) -> f64 {
     let place = sorted.iter().zip(1_u32..);
     let mut reached = place.filter(|(_, rank)| f64::from(*rank) >= share * sorted.len() as f64);
     reached.next().map_or(0.0, |(value, _)| *value)
+}
+
+/// Has each trial of a generator be what is asked for: a search, the frame loss rate, or the trial itself.
+pub fn searching<'a>(within: Box<dyn Generator + 'a>, kind: SearchKind) -> Box<dyn Generator + 'a> {
+    match Goal::of(kind) {
+        Some(goal) => Box::new(Searching::new(within, goal)),
+        None if kind == SearchKind::Rfc2544Loss => Box::new(FrameLoss { within }),
+        None => within,
+    }
+}
+
+/// A generator of which each trial is the procedure for the frame loss rate (RFC 2544, section 26.3): a trial at the rate
+/// that is asked for, at 90 % of it and so on, until two in a row have lost nothing. It gives the first one, with the
+/// counts of all.
+#[derive(Debug)]
+struct FrameLoss<'a> {
+    within: Box<dyn Generator + 'a>,
+}
+
+impl Generator for FrameLoss<'_> {
+    fn run(&mut self, asked: Asked) -> Result<Trial> {
+        let most = asked.rate.context("the loss is that of rates up to one")?;
+        let mut tried: Vec<Trial> = Vec::new();
+        for step in (1..=LOSS_STEPS).rev() {
+            let share = f64::from(step) / f64::from(LOSS_STEPS);
+            let asked = Asked {
+                rate: Some(most * share),
+                seed: asked.seed.wrapping_add(tried.len() as u64),
+                ..asked
+            };
+            tried.push(self.within.run(asked)?);
+            let lossless = tried.iter().rev().take_while(|trial| loss(trial) == 0.0);
+            if lossless.count() == LOSSLESS {
+                break;
+            }
+        }
+        let counts = |trial: &Trial| Passed {
+            seconds: trial.seconds,
+            tally: trial.tally,
+        };
+        Ok(Trial {
+            losses: tried.iter().map(counts).collect(),
+            ..tried.swap_remove(0)
+        })
+    }
 }
 
 /// A generator of which each trial is a search. The search's own trials are those of the generator within.
@@ -328,6 +379,7 @@ mod tests {
                 under_way_ns: None,
                 shares: Vec::new(),
                 background: None,
+                losses: Vec::new(),
             })
         }
     }
@@ -347,5 +399,47 @@ mod tests {
             "{tally:?}"
         );
         assert_eq!(tally.lost, 0);
+    }
+
+    /// Bears 3 million requests a second.
+    #[derive(Debug)]
+    struct Steady;
+
+    impl Generator for Steady {
+        fn run(&mut self, asked: Asked) -> Result<Trial> {
+            let mut made = Made(0);
+            made.run(asked)
+        }
+    }
+
+    #[test]
+    fn frame_loss_goes_down_by_tenths_until_two_trials_lose_nothing() {
+        let asked = |rate| Asked {
+            rate: Some(rate),
+            seconds: 1.0,
+            seed: 1,
+        };
+        let loss_of = |rate| {
+            let mut procedure = searching(Box::new(Steady), SearchKind::Rfc2544Loss);
+            let trial = procedure.run(asked(rate)).unwrap();
+            assert_eq!(trial.losses[0].tally, trial.tally);
+            let steps = trial
+                .losses
+                .iter()
+                .map(|step| (step.tally.offered, step.tally.lost));
+            steps.collect::<Vec<_>>()
+        };
+        let expected = [
+            (5_000_000, 2_000_000),
+            (4_500_000, 1_500_000),
+            (4_000_000, 1_000_000),
+            (3_500_000, 500_000),
+            (3_000_000, 0),
+            (2_500_000, 0),
+        ];
+        assert_eq!(loss_of(5e6), expected);
+        assert_eq!(loss_of(1e6), [(1_000_000, 0), (900_000, 0)]);
+        // A tenth of it is too much still.
+        assert_eq!(loss_of(4e7).len(), LOSS_STEPS as usize);
     }
 }

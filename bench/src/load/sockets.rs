@@ -5,6 +5,7 @@
 //! receiving thread.
 
 mod exchange;
+mod stamps;
 
 use std::{
     io,
@@ -20,12 +21,13 @@ use rustix::{
 };
 use socket2::{Domain, Socket, Type};
 
-use self::exchange::{Answer, Log};
+use self::exchange::{Answer, Exchanged, Log};
+pub use self::stamps::ask_for as ask_for_stamps;
 use super::{Arrivals, Asked, Sent, Trial, due_times, message::Form};
 use crate::{
     datapath::Protocol,
     probe::{Arrival, Key, Ledger, PROBE_LENGTH},
-    scenario::{Exchange, Load},
+    scenario::{Exchange, Load, Stamps},
 };
 
 /// How long answers are awaited at most after the last request.
@@ -92,6 +94,8 @@ pub struct Requests {
     pub messages: Vec<usize>,
     /// When a request is over.
     pub exchange: Exchange,
+    /// Who stamps datagrams. The sockets of the flows have been asked for it.
+    pub stamps: Stamps,
 }
 
 impl Requests {
@@ -109,6 +113,7 @@ impl Requests {
             flows: load.flows_of(due.len(), seed),
             messages: load.sizes().into_iter().map(message).collect(),
             exchange: load.exchange,
+            stamps: load.stamps,
             due,
         }
     }
@@ -129,7 +134,11 @@ pub fn run(flows: &[Flow], asked: &Requests, backends: &Backends) -> Result<(Tri
     let requests = seal(&mut ledger, asked, start);
     backends.arrivals.take();
 
-    let (sent, answers) = exchange::run(flows, &requests, asked.exchange)?;
+    let Exchanged {
+        sent,
+        answers,
+        departures,
+    } = exchange::run(flows, &requests, asked.exchange, asked.stamps)?;
 
     let under_way_ns = Some(under_way(&sent, &answers));
     // Requests that were not sent count as such, not as lost.
@@ -142,6 +151,7 @@ pub fn run(flows: &[Flow], asked: &Requests, backends: &Backends) -> Result<(Tri
             sent: at,
             arrived: None,
             answered: None,
+            stamps: [None; 2],
         });
     }
     let (mut shares, mut answered_by) = (vec![0; backends.number], vec![None; flows.len()]);
@@ -151,16 +161,22 @@ pub fn run(flows: &[Flow], asked: &Requests, backends: &Backends) -> Result<(Tri
         };
         if let Some(place) = places[index] {
             kept[place].answered = Some(answer.at);
+            kept[place].stamps[1] = answer.stamp;
         }
         if let Some(share) = shares.get_mut(usize::from(backend)) {
             *share += 1;
         }
         answered_by[requests[index].flow] = Some(backend);
     }
+    let place_of = |probe: &[u8; PROBE_LENGTH]| ledger.find(probe).and_then(|index| places[index]);
     for (probe, at) in backends.arrivals.take() {
-        let place = ledger.find(&probe).and_then(|index| places[index]);
-        if let Some(place) = place {
+        if let Some(place) = place_of(&probe) {
             kept[place].arrived.get_or_insert(at);
+        }
+    }
+    for (probe, at) in departures {
+        if let Some(place) = place_of(&probe) {
+            kept[place].stamps[0] = Some(at);
         }
     }
     let unsent = |index: &usize| places[*index].is_none();
@@ -173,6 +189,7 @@ pub fn run(flows: &[Flow], asked: &Requests, backends: &Backends) -> Result<(Tri
         tally: ledger.close(&unsent),
         shares,
         background: None,
+        losses: Vec::new(),
     };
     Ok((trial, answered_by))
 }
@@ -242,6 +259,7 @@ mod tests {
     fn requests_are_under_way_from_when_they_are_sent_until_something_comes() {
         let answer = |at| Answer {
             at,
+            stamp: None,
             bytes: Vec::new(),
         };
         let sent = vec![(0, 100), (1, 200), (2, 300)];

@@ -1,6 +1,7 @@
 //! The page in a real browser: headless Chromium, over the pipe of its DevTools protocol.
 //!
-//! `GUIDEWAY_SCREENSHOTS=DIR` leaves what it looked like there.
+//! `GUIDEWAY_SCREENSHOTS=DIR` leaves what it looked like there, and `GUIDEWAY_PAGE=FILE` has it look at a page of a real run,
+//! too: `make report` does.
 
 use std::{
     env, fs,
@@ -18,6 +19,8 @@ use serde_json::{Value, json};
 use super::{drawings, render};
 use crate::result::{Files, tests::sample_of_loads};
 
+/// Names a page besides those that the test makes.
+const OF_PAGE: &str = "GUIDEWAY_PAGE";
 /// The names of the program, the smallest package first.
 const PROGRAMS: [&str; 2] = ["chromium-headless-shell", "chromium"];
 /// How long the browser may take for one answer on a busy machine.
@@ -36,12 +39,13 @@ struct Browser {
 }
 
 impl Browser {
-    /// Starts it with a profile of its own; `None` where there is no Chromium, which CI must have.
+    /// Starts it with a profile of its own; `None` where there is no Chromium, which CI must have, and whoever names a page.
     fn start(profile: &Path) -> Option<Self> {
         let search = env::var_os("PATH").unwrap_or_default();
         let is_there = |name: &&&str| env::split_paths(&search).any(|at| at.join(name).exists());
         let Some(name) = PROGRAMS.iter().find(is_there) else {
-            let is_needed = env::var_os("GUIDEWAY_CI").is_some();
+            let is_needed = ["GUIDEWAY_CI", OF_PAGE].map(|name| env::var_os(name).is_some());
+            let is_needed = is_needed.contains(&true);
             assert!(
                 !is_needed,
                 "there is no Chromium: run `deploy/setup.sh test`"
@@ -265,14 +269,18 @@ fn offences(events: &[Value], file: &Path) -> Vec<String> {
 }
 
 fn check(browser: &mut Browser, scratch: &Path, name: &str, results: &[Files]) {
-    let page = render(results);
-    let most = MOST_BYTES * results.len();
-    assert!(page.len() <= most, "{name}: {} bytes", page.len());
     let file = scratch.join(format!("{name}.html"));
-    fs::write(&file, page).unwrap();
+    fs::write(&file, render(results)).unwrap();
+    check_page(browser, name, &file, MOST_BYTES * results.len());
+}
+
+/// Looks at a page in every way.
+fn check_page(browser: &mut Browser, name: &str, file: &Path, most: usize) {
+    let length = fs::metadata(file).unwrap().len();
+    assert!(length <= most as u64, "{name}: {length} bytes");
     for look in LOOKS {
-        let events = browser.show(&file, look);
-        let offences = offences(&events, &file);
+        let events = browser.show(file, look);
+        let offences = offences(&events, file);
         assert!(offences.is_empty(), "{name}, {look:?}: {offences:?}");
         let wide = browser.evaluate("document.documentElement.scrollWidth");
         assert_eq!(
@@ -321,6 +329,10 @@ fn the_page_is_quiet_and_fits_screens_phones_and_paper() {
     run.environment.insert("cpu.model".to_owned(), much);
     let other = Files::make(run, 1_795_219_200.0, series).unwrap();
     check(&mut browser, &scratch.0, "two", &[one.clone(), other]);
+    if let Some(page) = env::var_os(OF_PAGE) {
+        let page = fs::canonicalize(page).unwrap();
+        check_page(&mut browser, "page", &page, MOST_BYTES);
+    }
 
     let names = [
         "percentiles",

@@ -2,12 +2,16 @@
 
 use maud::{Markup, html};
 
+use crate::stats::rounded;
+
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 320.0;
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = 28.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 44.0;
+/// Most that a letter of a label is wide, and about its height.
+const LETTER: f64 = 8.0;
 /// Height of a line of the legend.
 const LEGEND: f64 = 18.0;
 /// Number of styles of curves.
@@ -57,6 +61,28 @@ impl Axis {
         }
     }
 
+    /// Makes an axis of rates in millions a second, from 0.
+    pub(super) fn of_rates(highest: f64) -> Self {
+        let high = highest.max(0.001) * 1.05;
+        // Four to ten ticks.
+        let decade = 10_f64.powf(high.log10().floor());
+        let step = match high / decade {
+            4.0.. => decade,
+            2.0.. => decade / 2.0,
+            _ => decade / 5.0,
+        };
+        let ticks = (0..).map(|number| f64::from(number) * step);
+        Self {
+            low: 0.0,
+            high,
+            ticks: ticks
+                .take_while(|rate| *rate <= high)
+                .map(|rate| (rate, format!("{}", rounded(rate))))
+                .collect(),
+            label: "million frames a second".to_owned(),
+        }
+    }
+
     fn place(&self, value: f64) -> f64 {
         (value - self.low) / (self.high - self.low)
     }
@@ -81,8 +107,14 @@ pub(super) struct Curve {
     pub(super) runs: Vec<Vec<(f64, f64)>>,
 }
 
-/// Draws curves. `title` says to those who cannot see it what the chart shows.
-pub(super) fn chart(title: &str, x: &Axis, y: &Axis, curves: &[Curve]) -> Markup {
+/// Something that happened at a place of the horizontal axis.
+pub(super) struct Mark {
+    pub(super) at: f64,
+    pub(super) label: String,
+}
+
+/// Draws curves, and a line across for each mark. `title` says to those who cannot see it what the chart shows.
+pub(super) fn chart(title: &str, x: &Axis, y: &Axis, curves: &[Curve], marks: &[Mark]) -> Markup {
     let bottom = HEIGHT - BOTTOM;
     let at_x = |value: f64| LEFT + x.place(value) * (WIDTH - LEFT - RIGHT);
     let at_y = |value: f64| bottom - y.place(value) * (bottom - TOP);
@@ -98,6 +130,13 @@ pub(super) fn chart(title: &str, x: &Axis, y: &Axis, curves: &[Curve]) -> Markup
                 (text((at_x(*value), bottom + 16.0), "middle", label))
             }
             (text((LEFT + (WIDTH - LEFT - RIGHT) / 2.0, bottom + 36.0), "middle", &x.label))
+            @for mark in marks {
+                @let place = short(at_x(mark.at));
+                line.mark x1=(place) y1=(short(TOP)) x2=(place) y2=(short(bottom)) { title { (mark.label) } }
+            }
+            @for (place, label) in labels(marks, at_x) {
+                text.marked x=(short(place)) y=(short(TOP + LETTER)) { (label) }
+            }
             @for (number, curve) in curves.iter().enumerate() {
                 @let class = format!("curve s{} t{}", curve.style % STYLES, curve.style / STYLES);
                 @for run in &curve.runs {
@@ -109,6 +148,21 @@ pub(super) fn chart(title: &str, x: &Axis, y: &Axis, curves: &[Curve]) -> Markup
             }
         }
     }
+}
+
+/// Returns the labels of marks, and where they begin: beside the mark, and only where the one before leaves room.
+fn labels(marks: &[Mark], at_x: impl Fn(f64) -> f64) -> Vec<(f64, &str)> {
+    let mut free = LEFT;
+    let mut all = Vec::new();
+    for Mark { at, label } in marks {
+        let width = LETTER * label.chars().count() as f64;
+        let begin = (at_x(*at) + 3.0).min(WIDTH - width);
+        if begin >= free {
+            free = begin + width;
+            all.push((begin, label.as_str()));
+        }
+    }
+    all
 }
 
 /// A bar of parts that add up to 1.
@@ -161,4 +215,21 @@ fn points(run: &[(f64, f64)], x: impl Fn(f64) -> f64, y: impl Fn(f64) -> f64) ->
 
 fn short(place: f64) -> String {
     format!("{place:.1}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_of_marks_leave_each_other_room_and_end_in_the_chart() {
+        let mark = |at| Mark {
+            at,
+            label: "restart".to_owned(),
+        };
+        let marks = [100.0, 110.0, 200.0, WIDTH - RIGHT].map(mark);
+        let places = labels(&marks, |at| at).into_iter();
+        let places: Vec<f64> = places.map(|(place, _)| place).collect();
+        assert_eq!(places, [103.0, 203.0, WIDTH - 7.0 * LETTER]);
+    }
 }

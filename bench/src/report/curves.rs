@@ -3,11 +3,11 @@
 use maud::{Markup, html};
 
 use super::{
-    chart::{Axis, Curve, chart},
+    chart::{Axis, Curve, Mark, chart},
     shares,
 };
 use crate::{
-    result::{Files, Interval, Run, Series, Stream, merge},
+    result::{Files, Interval, Run, Series, Stream, Trial, merge},
     scenario::{Background, Load},
 };
 
@@ -72,14 +72,15 @@ pub(super) fn by_percentile(files: &Files) -> Figure {
         "Latency by percentile, round trip. The highest percentiles are those of single requests.",
         &x,
         &curves,
+        &[],
     )
 }
 
-fn figure(name: &str, caption: &str, x: &Axis, curves: &[Curve]) -> Figure {
+fn figure(name: &str, caption: &str, x: &Axis, curves: &[Curve], marks: &[Mark]) -> Figure {
     let y = Axis::of_durations(points(curves).map(|point| point.1));
     Figure {
         name: name.to_owned(),
-        drawing: chart(caption, x, &y, curves),
+        drawing: chart(caption, x, &y, curves, marks),
         caption: caption.to_owned(),
     }
 }
@@ -158,55 +159,78 @@ pub(super) fn against_load(files: &Files) -> Vec<Figure> {
         let curves = curves_against_load(&files.run, percentile);
         let name = format!("load-p{percentile}");
         let caption = format!("p{percentile} of the round trip against the load.");
-        figure(&name, &caption, &x, &curves)
+        figure(&name, &caption, &x, &curves, &[])
     };
     [50.0, 99.0].map(of_percentile).into()
 }
 
-/// Returns a curve for each system; for each kind of load too, where loads differ in more than the rate.
-fn curves_against_load(run: &Run, percentile: f64) -> Vec<Curve> {
-    let kind = |series: &Series| Load {
-        rate: None,
-        background: Background::None,
-        ..series.load.clone()
-    };
-    let mut kinds: Vec<Load> = Vec::new();
-    let mut all: Vec<(&str, Load)> = Vec::new();
-    for series in run.kept_up() {
-        let own = (series.system.as_str(), kind(series));
-        if !kinds.contains(&own.1) {
-            kinds.push(own.1.clone());
-        }
-        if !all.contains(&own) {
-            all.push(own);
-        }
-    }
-    let curve = |(place, (system, load)): (usize, &(&str, Load))| {
-        let own = run
-            .kept_up()
-            .filter(|series| series.system == *system && kind(series) == *load);
-        let mut points: Vec<(f64, f64)> = own
-            .filter_map(|series| {
-                let value = series.figures.round_trip.value(percentile)?;
-                Some((series.mean_rate()?.log10(), height(value)))
-            })
-            .collect();
-        points.sort_by(|one, other| one.0.total_cmp(&other.0));
-        Curve {
-            label: if kinds.len() > 1 {
-                format!("{system} ({load})")
-            } else {
-                (*system).to_owned()
-            },
-            style: place,
-            runs: vec![points],
-        }
-    };
-    all.iter().enumerate().map(curve).collect()
+/// What one curve shows: a system under loads of one kind.
+pub(super) struct Group<'a> {
+    pub(super) system: &'a str,
+    pub(super) load: Load,
+    /// From left to right.
+    pub(super) points: Vec<(f64, f64)>,
 }
 
-/// Draws the median and the longest of each interval against the time.
+/// Groups series by system and by kind of load, in the order in which these come first. A series may have no point.
+pub(super) fn groups<'a>(
+    all: impl Iterator<Item = (&'a Series, Load, Option<(f64, f64)>)>,
+) -> Vec<Group<'a>> {
+    let mut groups: Vec<Group<'_>> = Vec::new();
+    for (series, load, point) in all {
+        let system = series.system.as_str();
+        let known = groups
+            .iter_mut()
+            .find(|group| group.system == system && group.load == load);
+        match known {
+            Some(group) => group.points.extend(point),
+            None => groups.push(Group {
+                system,
+                load,
+                points: Vec::from_iter(point),
+            }),
+        }
+    }
+    for group in &mut groups {
+        (group.points).sort_by(|one, other| one.0.total_cmp(&other.0));
+    }
+    groups
+}
+
+/// Returns a curve for each system; for each kind of load too, where loads differ in more than the rate.
+fn curves_against_load(run: &Run, percentile: f64) -> Vec<Curve> {
+    let all = run.kept_up().map(|series| {
+        let kind = Load {
+            rate: None,
+            background: Background::None,
+            ..series.load.clone()
+        };
+        let value = series.figures.round_trip.value(percentile);
+        let point = value.and_then(|value| Some((series.mean_rate()?.log10(), height(value))));
+        (series, kind, point)
+    });
+    let groups = groups(all);
+    let has_kinds = groups.iter().any(|group| group.load != groups[0].load);
+    let curve = |(style, group): (usize, &Group<'_>)| Curve {
+        label: if has_kinds {
+            format!("{} ({})", group.system, group.load)
+        } else {
+            group.system.to_owned()
+        },
+        style,
+        runs: vec![group.points.clone()],
+    };
+    groups.iter().enumerate().map(curve).collect()
+}
+
+/// Draws the median and the longest of each interval against the time, and marks the events.
 pub(super) fn over_time(files: &Files) -> Vec<Figure> {
+    let marks = events(&files.run);
+    let of_events = if marks.is_empty() {
+        ""
+    } else {
+        " A line across is an event."
+    };
     let of_share = |(name, share, what): (&str, f64, &str)| {
         let series = files.run.kept_up().enumerate();
         let curves: Vec<Curve> = series
@@ -216,8 +240,9 @@ pub(super) fn over_time(files: &Files) -> Vec<Figure> {
                 runs: by_round(files, series, share),
             })
             .collect();
-        let caption = format!("{what} of each second over time: each stroke is a trial.");
-        figure(name, &caption, &time_axis(&curves), &curves)
+        let caption =
+            format!("{what} of each second over time: each stroke is a trial.{of_events}");
+        figure(name, &caption, &time_axis(&curves, &marks), &curves, &marks)
     };
     let shares = [
         ("time-p50", 0.5, "Median round trip"),
@@ -226,8 +251,27 @@ pub(super) fn over_time(files: &Files) -> Vec<Figure> {
     shares.map(of_share).into()
 }
 
-fn time_axis(curves: &[Curve]) -> Axis {
-    let end = points(curves).map(|point| point.0).fold(1.0, f64::max);
+/// Returns a mark for each event that happened in a trial, in the order of time.
+fn events(run: &Run) -> Vec<Mark> {
+    let Some(event) = run.scenario.event else {
+        return Vec::new();
+    };
+    let trials = run.timed().flat_map(|series| &series.trials);
+    let mark = |trial: &Trial| {
+        Some(Mark {
+            at: trial.at + trial.event?.at,
+            label: event.what.to_string(),
+        })
+    };
+    let mut marks: Vec<Mark> = trials.filter_map(mark).collect();
+    marks.sort_by(|one, other| one.at.total_cmp(&other.at));
+    marks
+}
+
+fn time_axis(curves: &[Curve], marks: &[Mark]) -> Axis {
+    let times = points(curves).map(|point| point.0);
+    let times = times.chain(marks.iter().map(|mark| mark.at));
+    let end = times.fold(1.0, f64::max);
     let ticks = (0..=4).map(|part| end * f64::from(part) / 4.0);
     Axis {
         low: 0.0,

@@ -91,8 +91,8 @@ mod tests {
         scenario::{Event, EventKind},
     };
 
-    #[test]
-    fn an_event_is_told_with_the_longest_gap_and_what_was_lost() {
+    /// Makes a result in which Guideway's agent is restarted in each trial, 1 s after its begin.
+    fn restarted() -> Files {
         let mut files = sample(1, 1.5);
         files.run.scenario.event = Some(Event {
             what: EventKind::AgentRestart,
@@ -108,7 +108,12 @@ mod tests {
             }
         }
         let started = files.started().unwrap().as_secs_f64();
-        let files = Files::make(files.run, started, files.series).unwrap();
+        Files::make(files.run, started, files.series).unwrap()
+    }
+
+    #[test]
+    fn an_event_is_told_with_the_longest_gap_and_what_was_lost() {
+        let files = restarted();
         let text = report::text(&files);
         let line = text.lines().find(|line| line.contains("1000.0 ms"));
         let words: Vec<&str> = line.unwrap().split_whitespace().collect();
@@ -117,5 +122,29 @@ mod tests {
         let page = report::render(std::slice::from_ref(&files));
         assert!(page.contains("<h2>Events</h2>") && page.contains("120.0 ms"));
         report::verify(&page).unwrap();
+    }
+
+    #[test]
+    fn drawings_over_time_have_a_line_with_a_label_for_each_event() {
+        let over_time = |files: Files| {
+            let all = report::drawings(&[files]).into_iter();
+            let own: Vec<_> = all.filter(|(name, _)| name.starts_with("time-")).collect();
+            assert_eq!(own.len(), 2);
+            own.into_iter().map(|(_, drawing)| drawing)
+        };
+        for drawing in over_time(restarted()) {
+            // Trials are 5 s apart from the fifth second on, and the last one ends with the axis: 32 s at 628 dots.
+            let lines = drawing.matches("<line class=\"mark\"").count();
+            assert_eq!(lines, 6, "{drawing}");
+            let first = "<line class=\"mark\" x1=\"181.8\" y1=\"12.0\" x2=\"181.8\" y2=\"276.0\"><title>agent-restart";
+            assert!(drawing.contains(first), "{drawing}");
+            let label = "<text class=\"marked\" x=\"184.8\" y=\"20.0\">agent-restart</text>";
+            assert!(drawing.contains(label), "{drawing}");
+            // Light, dark and print.
+            assert_eq!(drawing.matches("--mark: #").count(), 3, "{drawing}");
+        }
+        for drawing in over_time(sample(1, 1.5)) {
+            assert!(!drawing.contains("class=\"mark\""), "{drawing}");
+        }
     }
 }

@@ -4,7 +4,11 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::{CHARTS, Verdict, curves, duration, measurements, rates, shares, verdict};
+use super::{
+    CHARTS, Verdict,
+    curves::{self, Figure},
+    duration, measurements, rates, shares, throughput, verdict,
+};
 use crate::{
     compare::Comparison,
     result::{Distribution, Files, ResultError, Run, Series, Stream, Trial},
@@ -212,23 +216,31 @@ fn summary(text: &mut String, labels: &str, figures: &Distribution) {
 pub fn drawings(results: &[Files]) -> Vec<(String, String)> {
     let of_result = |(number, files): (usize, &Files)| {
         let figures = curves::figures(files).into_iter();
-        let named = figures.map(move |figure| {
-            let prefix = if results.len() > 1 {
-                format!("{number}-")
-            } else {
-                String::new()
-            };
-            let open = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"720\" ";
-            let drawing = figure.drawing.into_string().replacen("<svg ", open, 1);
-            let style = format!("><style>{CHARTS}</style>");
-            (
-                format!("{prefix}{}.svg", figure.name),
-                drawing.replacen('>', &style, 1) + "\n",
-            )
-        });
-        named.collect::<Vec<_>>()
+        let prefix = if results.len() > 1 {
+            format!("{number}-")
+        } else {
+            String::new()
+        };
+        figures
+            .map(|figure| as_file(figure, &prefix))
+            .collect::<Vec<_>>()
     };
-    (1..).zip(results).flat_map(of_result).collect()
+    let of_results = (1..).zip(results).flat_map(of_result);
+    let of_all = throughput::figures(results).into_iter();
+    of_results
+        .chain(of_all.map(|figure| as_file(figure, "")))
+        .collect()
+}
+
+/// Returns the name and the text of a chart's file.
+fn as_file(figure: Figure, prefix: &str) -> (String, String) {
+    let open = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"720\" ";
+    let drawing = figure.drawing.into_string().replacen("<svg ", open, 1);
+    let style = format!("><style>{CHARTS}</style>");
+    (
+        format!("{prefix}{}.svg", figure.name),
+        drawing.replacen('>', &style, 1) + "\n",
+    )
 }
 
 /// Returns a table of the figures for a page in Markdown, with where they come from.

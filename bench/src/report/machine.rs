@@ -9,7 +9,10 @@ use super::{
     sections::{cell, percentile},
     table, verdict,
 };
-use crate::result::{Files, Run, Stream};
+use crate::{
+    environment::is_momentary,
+    result::{Files, Run, Stream},
+};
 
 pub(super) fn sender(run: &Run) -> Markup {
     let rows = run.kept_up().flat_map(|series| {
@@ -76,6 +79,7 @@ fn share(share: Option<f64>) -> String {
 /// Shows the facts, and those that had another value after the run.
 pub(super) fn facts(run: &Run) -> Markup {
     let changed = |name: &String| run.environment_changes.get(name);
+    let mark = |name: &String| if is_momentary(name) { "faint" } else { "bad" };
     let came = run.environment_changes.iter();
     let came = came.filter(|(name, _)| !run.environment.contains_key(*name));
     html! {
@@ -84,11 +88,11 @@ pub(super) fn facts(run: &Run) -> Markup {
                 @for (name, value) in &run.environment {
                     tr {
                         th scope="row" { (name) }
-                        td { (value) @if let Some(after) = changed(name) { br; span.bad { "after the run: " (after) } } }
+                        td { (value) @if let Some(after) = changed(name) { br; span class=(mark(name)) { "after the run: " (after) } } }
                     }
                 }
                 @for (name, after) in came {
-                    tr { th scope="row" { (name) } td { span.bad { "after the run: " (after) } } }
+                    tr { th scope="row" { (name) } td { span class=(mark(name)) { "after the run: " (after) } } }
                 }
             }
         }
@@ -101,7 +105,7 @@ pub(super) fn differences(results: &[Files]) -> Markup {
     let all = results
         .iter()
         .flat_map(|files| files.run.environment.keys());
-    let names: BTreeSet<&String> = all.collect();
+    let names: BTreeSet<&String> = all.filter(|name| !is_momentary(name)).collect();
     let value = |facts: &BTreeMap<String, String>, name: &String| {
         facts
             .get(name)

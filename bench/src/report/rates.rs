@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use maud::{Markup, html};
 
 use super::{
-    table,
+    frame_loss, table,
     verdict::{of_system, proxies},
 };
 use crate::{
@@ -18,6 +18,9 @@ use crate::{
 
 /// Says how many frames a system takes.
 pub(super) fn sentence(run: &Run, series: &Series) -> String {
+    if series.load.search == SearchKind::Rfc2544Loss {
+        return frame_loss::sentence(series);
+    }
     if let (Some(rate), SearchKind::None) = (series.load.rate, series.load.search) {
         let [offered, _, received] = series.totals();
         let share = 100.0 * received as f64 / offered.max(1) as f64;
@@ -78,8 +81,9 @@ pub(super) fn method(run: &Run) -> Markup {
         @if rows(run).next().is_some() { p {
             "Live frames are numbered, and have right checksums. A BPF program makes them in the kernel and sends them into the "
             "system's device; those of the generator afxdp are this program's, and leave by an AF_XDP socket. A sink counts those that leave the system again: in the driver where the system sends by XDP, "
-            "right behind it where the stack sends. Generator, system and sink share one core. With the schedule max, seconds are "
-            "those that the core had for it. On the direct wire the sink is at the first node."
+            "right behind it where the stack sends. Generator, system and sink share one core; a load of several threads has a core for "
+            "each. With the schedule max, seconds are those that the core had for it, and the rate of several threads is the sum of their "
+            "rates, each by the seconds of its own core. On the direct wire the sink is at the first node."
         } }
     }
 }
@@ -90,13 +94,13 @@ pub(super) fn as_text(run: &Run) -> String {
     for [name, offered, sent, received, lost, reordered] in rows(run) {
         if text.is_empty() {
             text = format!(
-                "\n{:<28}{:>14}{:>14}{:>22}{:>10}{:>12}\n",
+                "\n{:<28}{:>14}{:>14}{:>24}{:>10}{:>12}\n",
                 "rate", "offered /s", "sent /s", "received, million /s", "lost", "reordered"
             );
         }
         let _ = writeln!(
             text,
-            "{name:<28}{offered:>14}{sent:>14}{received:>22}{lost:>10}{reordered:>12}"
+            "{name:<28}{offered:>14}{sent:>14}{received:>24}{lost:>10}{reordered:>12}"
         );
     }
     text

@@ -6,7 +6,7 @@ use maud::{Markup, html};
 
 use super::{
     curves::{self, Figure},
-    duration, events, machine, measurements, rates, shares, table,
+    duration, events, frame_loss, machine, measurements, rates, shares, table,
     verdict::{self, Verdict},
 };
 use crate::{
@@ -37,6 +37,7 @@ pub(super) fn result(files: &Files) -> Markup {
             }
             (measurements::section(run))
             (rates::section(run))
+            (frame_loss::section(run))
             (events::section(run))
             @if run.kept_up().next().is_some() { (latency(files)) }
             @if !run.series.is_empty() {
@@ -83,6 +84,14 @@ fn latency(files: &Files) -> Markup {
         @if is_measured(run, Stream::Forward) {
             p { "The way there alone, from when a request was due to its arrival at a backend, which reads the same clock." }
             (latencies(run, Stream::Forward))
+        }
+        @if is_measured(run, Stream::RoundTripStamped) {
+            p {
+                "Round trip by stamps at the client: from when a request left the kernel or the card (as the load says) to when its "
+                "answer came there, by one clock. No thread's wake-up is in it, and nothing is corrected. Answers of which a stamp is "
+                "missing are left out."
+            }
+            (latencies(run, Stream::RoundTripStamped))
         }
         p.faint {
             "In brackets the 95 % interval from order statistics, which takes samples for independent. "

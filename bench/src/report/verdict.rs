@@ -3,8 +3,9 @@
 use super::{duration, measurements, rates};
 use crate::{
     compare::{self, Comparison, Judgement, LEAST_DIFFERENCE, Quantity},
+    environment::is_momentary,
     result::{Files, Run, Series, Stream},
-    scenario::{LEAST_ROUNDS, Named, System},
+    scenario::{LEAST_ROUNDS, Load, Named, System},
     stats::Estimate,
 };
 
@@ -134,24 +135,47 @@ fn shares_added(run: &Run, series: &Series) -> Vec<String> {
     let Some(direct) = of_system(run, System::Direct, series) else {
         return Vec::new();
     };
-    let say = |proxy: &Series, stream: Stream| {
-        let slower = against_direct(run, proxy)?.rows.into_iter();
-        let is_of =
-            |quantity| matches!(quantity, Quantity::Latency { stream: own, .. } if own == stream);
-        let mut slower = slower.filter(|row| is_of(row.quantity) && row.low > 1.0);
-        // A share of what may be nothing says nothing.
-        slower.next()?;
-        let Estimate { value, low, high } = compare::added(direct, series, proxy, stream)?;
-        Some(format!(
-            "Of what {} adds to the median of the direct wire ({}), {} adds {value:.2} [{low:.2} {high:.2}].",
-            proxy.name,
-            stream.words(),
-            series.name
-        ))
-    };
-    let streams = [Stream::RoundTrip, Stream::Forward];
-    let all = proxies(run, series).flat_map(|proxy| streams.map(|stream| say(proxy, stream)));
-    all.flatten().collect()
+    let quantities = quantities_added(run);
+    let all = proxies(run, series).flat_map(|proxy| {
+        let say = |&(stream, percentile, name): &(Stream, f64, &str)| {
+            let share = share_added(run, [direct, series, proxy], stream, percentile)?;
+            let Estimate { value, low, high } = share;
+            Some(format!(
+                "Of what {} adds to the {name} of the direct wire ({}), {} adds {value:.2} [{low:.2} {high:.2}].",
+                proxy.name,
+                stream.words(),
+                series.name
+            ))
+        };
+        quantities.iter().filter_map(say).collect::<Vec<_>>()
+    });
+    all.collect()
+}
+
+/// Percentiles of which the report says what Guideway adds of what kube-proxy adds, with their names.
+const PERCENTILES_ADDED: [(f64, &str); 2] = [(50.0, "median"), (99.0, "p99")];
+
+/// Returns the quantities of which that is said. Of a percentile that noise limits, the share would be one of noise.
+fn quantities_added(run: &Run) -> Vec<(Stream, f64, &'static str)> {
+    let limit = noise_limited_from(run);
+    let told = PERCENTILES_ADDED.into_iter();
+    let told = told.filter(|(percentile, _)| limit.is_none_or(|from| *percentile < from));
+    let of_streams = told.flat_map(|(percentile, name)| {
+        let streams = [Stream::RoundTrip, Stream::Forward];
+        streams.map(|stream| (stream, percentile, name))
+    });
+    of_streams.collect()
+}
+
+/// Returns the share of what a proxy adds to a percentile; `None` where the proxy may add nothing: a share of that says
+/// nothing.
+fn share_added(run: &Run, of: [&Series; 3], stream: Stream, percentile: f64) -> Option<Estimate> {
+    let [_, _, proxy] = of;
+    let wanted = Quantity::Latency { stream, percentile };
+    let rows = against_direct(run, proxy)?.rows;
+    let row = rows.into_iter().find(|row| row.quantity == wanted)?;
+    let adds = row.low > 1.0;
+    compare::added(of, stream, percentile).filter(|_| adds)
 }
 
 fn is_ours(series: &Series) -> bool {
@@ -279,6 +303,7 @@ fn doubts(run: &Run) -> Vec<String> {
         }
     }
     reasons.extend(doubtful_rounds(run));
+    reasons.extend(breaches_of_rfc2544(run));
     if let Some(from) = noise_limited_from(run) {
         reasons.push(format!(
             "Other work took the core for {:.1} % of the time while nothing was measured: from p{from} on, marked *, \
@@ -294,10 +319,38 @@ fn doubts(run: &Run) -> Vec<String> {
             stolen * 100.0
         ));
     }
-    for (name, value) in &run.environment_changes {
+    let changes = run.environment_changes.iter();
+    for (name, value) in changes.filter(|(name, _)| !is_momentary(name)) {
         reasons.push(format!("{name} changed during the run, to {value}."));
     }
     reasons
+}
+
+/// Seconds of a trial for throughput and frame loss (RFC 2544, section 24), and of a stream for latency (section 26.2), with
+/// its repetitions.
+const RFC2544_TRIAL: f64 = 60.0;
+const RFC2544_STREAM: (f64, u32) = (120.0, 20);
+
+/// Says what is shorter than RFC 2544 asks for.
+fn breaches_of_rfc2544(run: &Run) -> Vec<String> {
+    let (seconds, rounds) = (run.scenario.seconds, run.scenario.rounds);
+    let mut loads = run.series.iter().map(|series| &series.load);
+    let is_trial = |load: &Load| load.search.is_of_rfc2544() && seconds < RFC2544_TRIAL;
+    let of_trials = loads.clone().any(is_trial).then(|| {
+        format!(
+            "RFC 2544 wants trials of {RFC2544_TRIAL} s for throughput and frame loss, and these have {seconds} s: \
+             the figures do not conform to it."
+        )
+    });
+    let (long, often) = RFC2544_STREAM;
+    let is_short = seconds < long || rounds < often;
+    let of_latency = loads.any(|load| load.is_at_throughput() && is_short).then(|| {
+        format!(
+            "RFC 2544 wants {often} streams of {long} s for the latency at the throughput, and these are {rounds} of \
+             {seconds} s: the figures do not conform to it."
+        )
+    });
+    of_trials.into_iter().chain(of_latency).collect()
 }
 
 /// Names the series with doubtful rounds, and what one of these is doubtful for.
@@ -339,7 +392,8 @@ pub(super) fn lost(run: &Run) -> f64 {
     run.quietness.iter().map(|look| look.lost).sum::<f64>() / all
 }
 
-/// Returns the lowest reported percentile that as large a share of samples lies above as was lost.
+/// Returns the lowest reported percentile above which no more samples lie than were lost: from there on, noise shows as
+/// much as the system.
 pub(super) fn noise_limited_from(run: &Run) -> Option<f64> {
     let lost = lost(run) * 100.0;
     let series = run

@@ -262,13 +262,14 @@ impl Files {
                     of_round(Stream::Lateness),
                     trial.tally.sent,
                 )?;
+                let streams = self.run.scenario.streams(&series.load);
+                if streams.contains(&Stream::RoundTripStamped) {
+                    let stamped = of_round(Stream::RoundTripStamped);
+                    let possible = stamped.min(trial.tally.received);
+                    expect(&name, "stamped round trips", stamped, possible)?;
+                }
                 // What was answered has arrived.
-                if self
-                    .run
-                    .scenario
-                    .streams(&series.load)
-                    .contains(&Stream::Forward)
-                {
+                if streams.contains(&Stream::Forward) {
                     let forward = of_round(Stream::Forward);
                     let possible = forward.clamp(trial.tally.received, trial.tally.sent);
                     expect(&name, "arrivals", forward, possible)?;
@@ -377,7 +378,7 @@ fn check_tally(what: &str, trial: &Trial) -> Result<(), ResultError> {
             && tally.sent <= accounted + tally.corrupt
     };
     let holds = adds_up(tally)
-        && trial.background.is_none_or(|passed| adds_up(passed.tally))
+        && (trial.background.iter().chain(&trial.losses)).all(|passed| adds_up(passed.tally))
         && (trial.shares.is_empty() || trial.shares.iter().sum::<u64>() == tally.received);
     if holds {
         return Ok(());

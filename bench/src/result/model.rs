@@ -9,17 +9,22 @@ use super::{Distribution, Measurement, digest, distribution::merge, log::Interva
 use crate::{
     load::Passed,
     probe::Tally,
-    scenario::{Background, Load, Scenario, SearchKind},
+    scenario::{Background, Load, Scenario},
     stats::median,
 };
 
 /// Version of the format. A result of another version is refused, because its fields may mean something else.
-pub const SCHEMA_VERSION: u32 = 6;
+pub const SCHEMA_VERSION: u32 = 8;
+
+/// Returns the name of the schema, which has the version in it.
+fn schema_id() -> String {
+    format!("urn:guideway:bench:result:{SCHEMA_VERSION}")
+}
 
 /// A run of a scenario: what was asked for, where it ran and what was measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(extend("$id" = "urn:guideway:bench:result:6"))]
+#[schemars(extend("$id" = schema_id()))]
 pub struct Run {
     /// Version of this format.
     #[schemars(extend("const" = SCHEMA_VERSION))]
@@ -183,7 +188,7 @@ impl Series {
 
     /// Tells whether it has a rate that was measured, and not only that of its load.
     pub fn measures_rate(&self) -> bool {
-        let is_given = self.load.rate.is_some() && self.load.search == SearchKind::None;
+        let is_given = self.load.rate.is_some() && !self.load.search.finds_a_rate();
         !self.is_timed() && !is_given
     }
 
@@ -207,15 +212,17 @@ impl Series {
         is_overloaded(offered, received)
     }
 
-    /// Returns the live frames a second that were offered beside the requests. A rate that was searched for is read
-    /// off the trials.
+    /// Returns the live frames a second that were offered beside the requests. A rate that was searched for or measured
+    /// is read off the trials.
     pub fn background_rate(&self) -> Option<f64> {
         let passed = self.trials.iter().filter_map(|trial| trial.background);
         let rates = passed.map(|passed| passed.tally.offered as f64 / passed.seconds);
         match self.load.background {
             Background::None => None,
             Background::Rate(rate) => Some(rate),
-            Background::ShareOfPdr(_) => Some(median(&rates.collect::<Vec<_>>()).round()),
+            Background::OfSearch(_) | Background::OfSystem(_) => {
+                Some(median(&rates.collect::<Vec<_>>()).round())
+            }
         }
     }
 
@@ -245,6 +252,7 @@ impl Trial {
             longest_gap_ns: None,
             event: None,
             background: None,
+            losses: Vec::new(),
             drops: BTreeMap::new(),
             queues: BTreeMap::new(),
             carrier_changes: BTreeMap::new(),
@@ -294,6 +302,9 @@ pub struct Trial {
     pub event: Option<Happened>,
     /// What became of the live frames beside the requests; absent if there were none.
     pub background: Option<Passed>,
+    /// What became of the frames at the rate of the load, at 90 % of it and so on, with the search `rfc2544-loss`; empty with
+    /// others. The first is the trial itself.
+    pub losses: Vec<Passed>,
     /// Packets that machines threw away meanwhile, by machine and place. Others' packets count too: for those of the
     /// trial, see the tally.
     pub drops: BTreeMap<String, u64>,
@@ -333,15 +344,19 @@ pub enum Stream {
     Forward,
     /// How late requests were sent.
     Lateness,
+    /// Time from the stamp of a request to that of its answer, both by one clock at the client: of the requests that have
+    /// both. Not corrected.
+    RoundTripStamped,
 }
 
 impl Stream {
     /// All streams.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::RoundTrip,
         Self::RoundTripUncorrected,
         Self::Forward,
         Self::Lateness,
+        Self::RoundTripStamped,
     ];
 
     /// Returns the name in file names.
@@ -351,6 +366,7 @@ impl Stream {
             Self::RoundTripUncorrected => "round-trip-uncorrected",
             Self::Forward => "forward",
             Self::Lateness => "lateness",
+            Self::RoundTripStamped => "round-trip-stamped",
         }
     }
 
@@ -361,6 +377,7 @@ impl Stream {
             Self::RoundTripUncorrected => "round trip, uncorrected",
             Self::Forward => "way there",
             Self::Lateness => "lateness",
+            Self::RoundTripStamped => "round trip by stamps",
         }
     }
 
@@ -377,6 +394,9 @@ impl Stream {
                 "from when a request was due to its arrival at a backend; corrected at its source, not to be corrected again"
             }
             Self::Lateness => "from when a request was due to when it was sent",
+            Self::RoundTripStamped => {
+                "from the stamp of a request to that of its answer; not corrected"
+            }
         }
     }
 }
@@ -393,6 +413,8 @@ pub struct Figures {
     pub forward: Distribution,
     /// How late requests were sent.
     pub lateness: Distribution,
+    /// Time from the stamp of a request to that of its answer.
+    pub round_trip_stamped: Distribution,
 }
 
 impl Figures {
@@ -403,6 +425,7 @@ impl Figures {
             Stream::RoundTripUncorrected => &self.round_trip_uncorrected,
             Stream::Forward => &self.forward,
             Stream::Lateness => &self.lateness,
+            Stream::RoundTripStamped => &self.round_trip_stamped,
         }
     }
 }
@@ -429,8 +452,16 @@ pub fn figures(intervals: &BTreeMap<Stream, Vec<Interval>>, round: Option<u32>) 
         };
         Distribution::of(&histogram, expected.saturating_sub(histogram.len()))
     };
+    let round_trip = distribution(Stream::RoundTrip);
+    // A card stamps one datagram at a time: that it has left others out says nothing of their answers.
+    let unanswered = if intervals.contains_key(&Stream::RoundTripStamped) {
+        round_trip.unanswered
+    } else {
+        0
+    };
     Figures {
-        round_trip: distribution(Stream::RoundTrip),
+        round_trip_stamped: Distribution::of(&histogram(Stream::RoundTripStamped), unanswered),
+        round_trip,
         round_trip_uncorrected: distribution(Stream::RoundTripUncorrected),
         forward: distribution(Stream::Forward),
         lateness: Distribution::of(&lateness, 0),

@@ -14,7 +14,7 @@ const SCHEMA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/result.schema.json");
 const SCENARIO: &str = "\
 name: test
 systems: [direct, ours-ipip]
-loads: [{ rate: 500, flows: 3 }]
+loads: [{ rate: 500, flows: 3, stamps: kernel }]
 seconds: 2
 rounds: 6
 ";
@@ -133,6 +133,7 @@ fn trial(round: u32, factor: f64, random: &mut SplitMix64, streams: &mut Streams
         made[1].record(took).unwrap();
         under_way += took;
         made[2].record(took / 2 + late).unwrap();
+        made[4].record(took - 1_000).unwrap();
     }
     for (stream, histogram) in Stream::ALL.into_iter().zip(made) {
         streams.entry(stream).or_default().push(Interval {
@@ -188,7 +189,7 @@ fn a_result_is_read_as_it_was_written() {
     assert_eq!(read.run.series, made.run.series);
     assert_eq!(read.series, made.series);
     let names: Vec<&String> = read.run.files.keys().collect();
-    assert_eq!(names.len(), 8);
+    assert_eq!(names.len(), 10);
     assert_eq!(names[0], "direct-1.forward.hlog");
 }
 
@@ -241,7 +242,8 @@ fn truncated_edited_and_other_results_are_refused_and_named() {
     });
     assert!(cut.contains("cut off") && cut.contains("line"), "{cut}");
     let other = refused("version", "result.json", |text| {
-        text.replacen("\"schema_version\": 6", "\"schema_version\": 1", 1)
+        let own = format!("\"schema_version\": {SCHEMA_VERSION}");
+        text.replacen(&own, "\"schema_version\": 1", 1)
     });
     assert!(other.contains("schema_version 1"), "{other}");
     let unknown = refused("unknown", "result.json", |text| {
@@ -292,6 +294,14 @@ fn the_schema_in_the_repository_is_that_of_the_types() {
         fs::read_to_string(SCHEMA).is_ok_and(|committed| committed == schema),
         "write it anew: GUIDEWAY_WRITE_SCHEMA=1 cargo test --workspace --lib the_schema"
     );
+}
+
+#[test]
+fn the_name_of_the_schema_has_the_version_that_results_must_have() {
+    let schema = schemars::schema_for!(Run).to_value();
+    let version = &schema["properties"]["schema_version"]["const"];
+    let name = schema["$id"].as_str().unwrap();
+    assert_eq!(name.rsplit(':').next().unwrap(), version.to_string());
 }
 
 /// Makes a result of live frames, of which systems take 4, 3 and half a million a second.

@@ -24,15 +24,20 @@ pub fn record(
         shares: given.shares.clone(),
         longest_gap_ns: longest_gap(given),
         under_way_ns: given.under_way_ns,
-        background: given.background.map(|passed| Passed {
-            seconds: rounded(passed.seconds),
-            ..passed
-        }),
+        background: given.background.as_ref().map(rounded_seconds),
+        losses: given.losses.iter().map(rounded_seconds).collect(),
         ..Trial::new(round, at.as_secs_f64(), seconds, given.tally)
     };
     let place = (given.start, at, Duration::from_secs_f64(given.seconds));
     let intervals = intervals(&given.requests, streams, place, round);
     (trial, intervals)
+}
+
+fn rounded_seconds(passed: &Passed) -> Passed {
+    Passed {
+        seconds: rounded(passed.seconds),
+        ..*passed
+    }
 }
 
 /// Sorts the requests of a trial into intervals by when they were due. `(start, at, length)` is the start of the trial by
@@ -73,6 +78,7 @@ fn value(request: &Sent, stream: Stream) -> Option<u64> {
         Stream::RoundTripUncorrected => request.round_trip_uncorrected(),
         Stream::Forward => request.forward(),
         Stream::Lateness => Some(request.lateness()),
+        Stream::RoundTripStamped => request.round_trip_stamped(),
     }
 }
 
@@ -109,6 +115,7 @@ mod tests {
                     sent,
                     arrived: Some(sent + 60_000),
                     answered: Some(sent + 100_000),
+                    stamps: [Some(sent + 5_000), Some(sent + 95_000)],
                 }
             })
             .collect()
@@ -136,6 +143,7 @@ mod tests {
             under_way_ns: None,
             shares: Vec::new(),
             background: None,
+            losses: Vec::new(),
         };
         // From the answer at 4 999.1 ms to that at 5 100.1 ms.
         assert_eq!(longest_gap(&trial(requests.clone())), Some(101_000_000));
@@ -161,7 +169,10 @@ mod tests {
         let mut sent = stalled();
         for request in sent.iter_mut().take(7) {
             request.answered = None;
+            request.stamps[1] = None;
         }
+        // The card has stamped something else meanwhile.
+        sent[7].stamps[0] = None;
         for request in sent.iter_mut().take(3) {
             request.arrived = None;
         }
@@ -174,5 +185,9 @@ mod tests {
             (9_997, 3)
         );
         assert_eq!(figures.lateness.count, 10_000);
+        let stamped = &figures.round_trip_stamped;
+        assert_eq!((stamped.count, stamped.unanswered), (9_992, 7));
+        // Three digits of a value are kept.
+        assert_eq!((stamped.value(50.0), stamped.max), (Some(90_047), 90_047));
     }
 }

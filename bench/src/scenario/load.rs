@@ -14,6 +14,7 @@ use crate::{
     load::{message::Form, pktgen},
     probe::PROBE_LENGTH,
     result::Stream,
+    scenario::System,
 };
 
 /// Smallest frame with its FCS, in bytes.
@@ -51,7 +52,7 @@ pub struct Load {
     pub burst: u32,
     /// Steps up to the rate: more than one with `step` only.
     pub steps: u32,
-    /// Threads of the kernel that send, on as many CPUs: more than one with the generator `pktgen` only.
+    /// Threads that send, on as many CPUs: more than one with the generators `live` and `pktgen` only.
     pub threads: u32,
     /// Flows.
     pub flows: u32,
@@ -64,6 +65,8 @@ pub struct Load {
     pub frame_bytes: Vec<FrameSize>,
     /// The id of the VLAN tag that frames have; `null` without one.
     pub vlan: Option<u16>,
+    /// Who stamps requests and answers at the client, besides this program.
+    pub stamps: Stamps,
     /// Live frames that pass the system meanwhile: in as many flows of their own, by UDP, of the same sizes.
     pub background: Background,
 }
@@ -117,6 +120,19 @@ pub enum Segment {
     Syn,
 }
 
+/// Who stamps datagrams as they leave the client, and answers as they come (`SO_TIMESTAMPING`): so the time between has no
+/// wake-up of a thread in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Stamps {
+    /// Nobody.
+    None,
+    /// The kernel: when the driver gets a datagram, and when the driver has handed an answer over.
+    Kernel,
+    /// The network card, by its own clock: as they leave for the cable, and as they come from it.
+    Card,
+}
+
 /// Live frames beside requests that are timed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -125,8 +141,31 @@ pub enum Background {
     None,
     /// So many a second.
     Rate(f64),
-    /// A share (0 to 1) of the partial-drop rate, which is searched for before the first trial.
-    ShareOfPdr(f64),
+    /// A share of the rate that a search finds the system to bear, before the first trial.
+    OfSearch(ShareOfSearch),
+    /// A share of what a system of the scenario takes of such frames, measured before the first trial: the same for all
+    /// systems.
+    OfSystem(ShareOfSystem),
+}
+
+/// A share of the rate that a search finds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ShareOfSearch {
+    /// The share, 0 to 1.
+    pub share: f64,
+    /// What is searched for.
+    pub search: SearchKind,
+}
+
+/// A share of the rate of a system.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ShareOfSystem {
+    /// The share, 0 to 1.
+    pub share: f64,
+    /// The system.
+    pub system: System,
 }
 
 /// An address family.
@@ -169,6 +208,21 @@ pub enum SearchKind {
     Pdr,
     /// The throughput of RFC 2544: a load's one trial loses nothing.
     Rfc2544,
+    /// Nothing, but the loss at the rate and at each tenth of it less, until two trials lose nothing: the frame loss rate of
+    /// RFC 2544.
+    Rfc2544Loss,
+}
+
+impl SearchKind {
+    /// Tells whether a rate is searched for.
+    pub fn finds_a_rate(self) -> bool {
+        !matches!(self, Self::None | Self::Rfc2544Loss)
+    }
+
+    /// Tells whether it is a procedure of RFC 2544.
+    pub fn is_of_rfc2544(self) -> bool {
+        matches!(self, Self::Rfc2544 | Self::Rfc2544Loss)
+    }
 }
 
 /// Which flow a request is of.
@@ -239,6 +293,7 @@ impl Load {
             new_flow_share: 0.0,
             frame_bytes,
             vlan: None,
+            stamps: Stamps::None,
             background: Background::None,
         }
     }
@@ -252,9 +307,28 @@ impl Load {
         }
     }
 
+    /// Returns the requests by which a system proves that it answers packets as those of this load, one by each of so many
+    /// flows.
+    pub fn of_proof(&self, flows: u32) -> Self {
+        let (family, protocol) = (self.family, self.protocol);
+        let generator = GeneratorKind::Sockets;
+        let bytes = Self::smallest_frame(generator, family, protocol, Exchange::Rr, None);
+        let size = FrameSize { bytes, weight: 1 };
+        Self {
+            generator,
+            flows,
+            ..Self::of_frames(family, protocol, vec![size])
+        }
+    }
+
     /// Tells whether each request makes a connection of its own.
     pub fn connects(&self) -> bool {
         self.exchange.connects()
+    }
+
+    /// Tells whether requests are timed beside the throughput of RFC 2544.
+    pub fn is_at_throughput(&self) -> bool {
+        matches!(self.background, Background::OfSearch(of) if of.search.is_of_rfc2544())
     }
 
     /// Returns the length of a frame's headers and FCS, without a VLAN tag.
@@ -358,8 +432,10 @@ impl fmt::Display for Load {
         if let Some(rate) = self.rate {
             write!(f, ", {rate}/s")?;
         }
-        if self.search != SearchKind::None {
-            write!(f, ", search {}", self.search)?;
+        match self.search {
+            SearchKind::None => {}
+            SearchKind::Rfc2544Loss => f.write_str(" and down, frame loss of RFC 2544")?,
+            search => write!(f, ", search {search}")?,
         }
         if self.threads > 1 {
             write!(f, ", {} threads", self.threads)?;
@@ -372,11 +448,22 @@ impl fmt::Display for Load {
         if let Some(vlan) = self.vlan {
             write!(f, " in VLAN {vlan}")?;
         }
+        if self.stamps != Stamps::None {
+            write!(f, ", stamped by the {}", self.stamps)?;
+        }
         match self.background {
             Background::None => Ok(()),
             Background::Rate(rate) => write!(f, ", beside {rate} live frames a second"),
-            Background::ShareOfPdr(share) => {
-                write!(f, ", beside live frames at {} % of PDR", share * 100.0)
+            Background::OfSearch(ShareOfSearch { share, search }) => {
+                let percent = share * 100.0;
+                write!(f, ", beside live frames at {percent} % of its {search}")
+            }
+            Background::OfSystem(ShareOfSystem { share, system }) => {
+                let percent = share * 100.0;
+                write!(
+                    f,
+                    ", beside live frames at {percent} % of the rate of {system}"
+                )
             }
         }
     }
@@ -408,6 +495,7 @@ pub(crate) mod tests {
                 weight: 1,
             }],
             vlan: None,
+            stamps: Stamps::None,
             background: Background::None,
         }
     }

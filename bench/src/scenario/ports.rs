@@ -23,6 +23,8 @@ pub struct Ports {
     pub reflector: Vec<String>,
     /// Networks that frames may go to, besides those of the cards.
     pub networks: Vec<String>,
+    /// A command of a shell that tells facts of the machine that answers, one a line: name, colon, value. `null` without one.
+    pub facts: Option<String>,
 }
 
 /// A network card that a run takes for itself.
@@ -64,6 +66,8 @@ pub struct Commands {
     pub check: Option<String>,
     /// Takes the device down, whether it is up or not.
     pub down: Option<String>,
+    /// Tells facts of the device once it is up, one a line: name, colon, value.
+    pub facts: Option<String>,
 }
 
 impl Ports {

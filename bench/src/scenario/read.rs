@@ -167,6 +167,14 @@ impl Reader {
             ports,
             under_test,
         };
+        let of_lab = wire == WireKind::Lab && scenario.has_stamps_of_cards();
+        let remedy = "write stamps: kernel, or wire: ports";
+        self.check(
+            whole,
+            !of_lab,
+            "the wire lab has no cards that stamp",
+            remedy,
+        );
         if self.problems.len() == before {
             self.check_ports(&scenario, of_ports);
         }
@@ -182,9 +190,7 @@ impl Reader {
     ) -> Event {
         let (EventText { what, at: when }, at) = (text.value, text.referenced);
         let what: EventKind = self.named(what, at, "what", None);
-        let happens = systems
-            .iter()
-            .any(|system| system.is_ours() || system.proxy_mode().is_some());
+        let happens = systems.iter().any(|system| system.has_events());
         let reason = format!("{what} happens to none of the systems");
         let remedy = "add one that balances, such as ours-ipip or kube-proxy-nftables";
         self.check(at, happens, &reason, remedy);
@@ -357,6 +363,16 @@ rounds: 6
                 "rounds: 6",
                 "services: 16\nevent: { what: other-services, at: 1 }",
                 "line 7, column 8: flows go to all of 16 services; write at least 17 services",
+            ),
+            (
+                "flows: 4",
+                "stamps: card",
+                "the wire lab has no cards that stamp; write stamps: kernel, or wire: ports",
+            ),
+            (
+                "flows: 4",
+                "protocol: tcp, stamps: kernel",
+                "line 4, column 42: datagrams of sockets are stamped alone; leave stamps out",
             ),
             (
                 "direct",

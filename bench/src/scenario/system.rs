@@ -75,6 +75,11 @@ impl System {
         )
     }
 
+    /// Tells whether events happen to the system: to those that a run sets up itself.
+    pub fn has_events(self) -> bool {
+        self.is_ours() || self.proxy_mode().is_some()
+    }
+
     /// Tells whether the system balances: that it chooses one of several backends.
     pub fn balances(self) -> bool {
         !matches!(self, Self::Direct | Self::Routing | Self::NullProgram)

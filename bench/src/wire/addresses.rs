@@ -23,8 +23,11 @@ use crate::{
 
 /// Most Services that change at once where no flow goes to.
 const MOST_CHANGED: usize = 256;
-/// The client's port of the first flow; the others follow.
+/// The client's port of the first flow of the loads; the others follow.
 pub(super) const FIRST_CLIENT_PORT: u16 = 10_000;
+/// The client's port of the first flow by which a system proves itself; the others follow. The lab's systems have no address
+/// in common, and each proves itself once: so no flow is used twice.
+pub(super) const FIRST_PROOF_PORT: u16 = 8_000;
 
 /// The Services of a balancer: an address of each family with a port for each Service. NodePorts are at the addresses
 /// of the balancer's machine.
@@ -400,12 +403,12 @@ mod tests {
         let scenario = scenario(2);
         let clients = |first, number| clients(AddressFamily::Ipv4, first, number);
         let of = |system| {
-            let clients = clients(10_064, 300).unwrap().into_iter();
+            let clients = clients(10_000, 300).unwrap().into_iter();
             flows(&scenario, system, &load(), clients)
         };
         let direct = of(System::Direct).unwrap();
         assert_eq!(direct[4].to.to_string(), "10.0.1.105:7000");
-        assert_eq!(direct[4].client.to_string(), "10.0.0.2:10068");
+        assert_eq!(direct[4].client.to_string(), "10.0.0.2:10004");
         assert_eq!(direct[4].backend, Some(1));
         assert!(
             of(System::KubeProxyNftables)

@@ -44,8 +44,7 @@ impl Lab {
         for machine in machines.chain(nodes.iter().map(|node| node.namespace())) {
             of_kernel(machine, &mut drops)?;
         }
-        let agents = nodes.iter().chain(balancer).filter(|_| system.is_ours());
-        for machine in agents {
+        for machine in self.machines_with_agents(system) {
             let reasons = self.guideway.ask(machine.namespace(), &["drops"])?;
             for reason in reasons.as_array().into_iter().flatten() {
                 let [action, name] = ["action", "reason"].map(|key| reason[key].as_str());

@@ -46,7 +46,7 @@ impl Lab {
     }
 
     /// Returns the API server that a system follows, if it is kube-proxy.
-    fn cluster_of(&self, system: System) -> Option<&Cluster> {
+    pub(super) fn cluster_of(&self, system: System) -> Option<&Cluster> {
         let cluster = self.cluster.as_ref();
         cluster.filter(|_| system.proxy_mode().is_some())
     }

@@ -1,28 +1,30 @@
 //! Flows through the lab: opened, and proved to be answered.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     io,
     net::{SocketAddr, TcpStream, UdpSocket},
-    sync::atomic::Ordering,
+    sync::{PoisonError, atomic::Ordering},
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use lab::{Namespace, wait_for};
 use socket2::Type;
 
-use super::{Lab, PlannedFlow, addresses};
+use super::{BACKENDS, Lab, PlannedFlow, addresses, addresses::FIRST_PROOF_PORT};
 use crate::{
     datapath::Protocol,
     load::{
         Asked, Generator, Trial,
-        sockets::{AnsweredBy, Backends, Flow, Requests, Way, client_socket, run},
+        sockets::{AnsweredBy, Backends, Flow, Requests, Way, ask_for_stamps, client_socket, run},
     },
     probe::PROBE_LENGTH,
     scenario::{Load, System},
 };
 
-/// Flows by which a balancer shows that it balances. Chance leaves one of three backends out once in 10^11 times.
+/// Flows by which a balancer shows of a Service that it balances. Chance leaves one of three backends out once in 10^11
+/// times.
 const BALANCE_FLOWS: u32 = 64;
 /// How long a system may take until all its flows have had an answer.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(30);
@@ -69,25 +71,43 @@ impl Generator for Sockets<'_> {
     }
 }
 
-/// Returns how many flows prove that a system balances, before those of a load.
-pub(super) fn flows_of_proof(system: System) -> u32 {
-    if system.balances() { BALANCE_FLOWS } else { 0 }
-}
-
 impl Lab {
-    /// Opens the flows of a load to a system, and proves that each has an answer from its own backend, and that a
-    /// balancer uses all backends.
-    pub(super) fn open_sockets(&self, system: System, load: &Load) -> Result<Sockets<'_>> {
-        let proof = flows_of_proof(system);
-        if proof > 0 {
-            let mut flows = self.open_flows(system, load, proof)?;
-            let trial = self.prove(system, load, &mut flows)?;
-            ensure!(
-                trial.shares.iter().all(|&share| share > 0),
-                "{system} does not balance: {proof} flows went to its backends as {:?}",
-                trial.shares
-            );
+    /// Proves, once for each family and protocol, that a system answers requests to each place that flows go to: what was
+    /// sent comes back, from the backend that the flow belongs to. A balancer uses all backends for each of its Services.
+    pub(super) fn prove_round_trips(&self, system: System, load: &Load) -> Result<()> {
+        let what = (system, load.family, load.protocol);
+        let mut proven = self.proven.lock().unwrap_or_else(PoisonError::into_inner);
+        if !proven.contains(&what) {
+            self.try_each_service(system, load)?;
+            proven.push(what);
         }
+        Ok(())
+    }
+
+    fn try_each_service(&self, system: System, load: &Load) -> Result<()> {
+        let targets = addresses::targets(&self.scenario, system, &load.of_proof(1))?;
+        let each = if system.balances() { BALANCE_FLOWS } else { 1 };
+        let load = load.of_proof(each * u32::try_from(targets.len())?);
+        let clients = addresses::clients(load.family, FIRST_PROOF_PORT, load.flows)?.into_iter();
+        let planned = addresses::flows(&self.scenario, system, &load, clients)?;
+        // Nothing has happened to the system yet.
+        let ends = Ends {
+            moves_flows: false,
+            ..self.ends()
+        };
+        let open = |flow| ends.open_flow(flow, &load);
+        let mut flows: Vec<Flow> = planned.iter().map(open).collect::<Result<_>>()?;
+        ends.prove(system, &load, &mut flows, system.proxy_mode().is_some())?;
+        if system.balances() {
+            let answered = planned.iter().zip(&flows);
+            expect_balance(system, answered.map(|(plan, flow)| (plan.to, flow.backend)))?;
+        }
+        Ok(())
+    }
+
+    /// Opens the flows of a load to a system, and proves that each has an answer from its own backend.
+    pub(super) fn open_sockets(&self, system: System, load: &Load) -> Result<Sockets<'_>> {
+        self.prove_round_trips(system, load)?;
         let mut flows = self.open_flows(system, load, load.flows)?;
         self.prove(system, load, &mut flows)?;
         let load = load.clone();
@@ -132,6 +152,21 @@ impl Lab {
     }
 }
 
+/// Checks that flows to each Service have been answered by all backends.
+fn expect_balance(
+    system: System,
+    answered: impl Iterator<Item = (SocketAddr, Option<u16>)>,
+) -> Result<()> {
+    let mut backends: BTreeMap<SocketAddr, BTreeSet<u16>> = BTreeMap::new();
+    for (service, backend) in answered {
+        backends.entry(service).or_default().extend(backend);
+    }
+    let one_sided = backends.iter().find(|(_, used)| used.len() < BACKENDS);
+    one_sided.map_or(Ok(()), |(service, used)| {
+        bail!("{system} does not balance: {BALANCE_FLOWS} flows to {service} went to its backends {used:?}")
+    })
+}
+
 /// Where flows begin, and who answers them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends<'a> {
@@ -150,11 +185,12 @@ impl<'a> Ends<'a> {
             backend,
         } = *planned;
         let way = match load.protocol {
-            Protocol::Udp => Way::Udp(
-                self.client
-                    .run(|| connected_socket(from, to))
-                    .context("opening a flow")?,
-            ),
+            Protocol::Udp => {
+                let open = || connected_socket(from, to);
+                let socket = self.client.run(open).context("opening a flow")?;
+                ask_for_stamps(&socket, load.stamps).context("asking for stamps")?;
+                Way::Udp(socket)
+            }
             Protocol::Tcp if load.connects() => Way::Connections([from, to]),
             Protocol::Tcp => {
                 let awaited = format!("{to} takes a connection");
@@ -194,6 +230,7 @@ impl<'a> Ends<'a> {
             flows: (0..number).collect(),
             messages: vec![PROBE_LENGTH],
             exchange: load.exchange,
+            stamps: load.stamps,
         };
         let awaited = format!(
             "{system} answers all of {} flows of the load {load} from their backends",
@@ -233,4 +270,28 @@ fn connection(from: SocketAddr, to: SocketAddr) -> io::Result<TcpStream> {
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;
     Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_service_must_be_balanced_and_not_all_together() {
+        let services: [SocketAddr; 2] =
+            ["10.99.0.2:10000", "10.99.0.2:10001"].map(|text| text.parse().unwrap());
+        let judged = |of_second: &[u16]| {
+            let first = [0, 1, 2, 0].map(|backend| (services[0], Some(backend)));
+            let second = of_second
+                .iter()
+                .map(|&backend| (services[1], Some(backend)));
+            expect_balance(System::OursIpip, first.into_iter().chain(second))
+        };
+        judged(&[2, 1, 0]).unwrap();
+        let error = judged(&[2, 1, 1]).unwrap_err().to_string();
+        assert!(
+            error.contains("10.99.0.2:10001 went to its backends {1, 2}"),
+            "{error}"
+        );
+    }
 }

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     net::IpAddr,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -15,8 +15,13 @@ use lab::{
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
-use super::{Listing, PORT, address_of};
-use crate::{control::writer, datapath::Protocol, host, scenario::AddressFamily};
+use super::{Listing, PORT, address_of, running::expect_program};
+use crate::{
+    control::writer,
+    datapath::Protocol,
+    host,
+    scenario::{AddressFamily, System},
+};
 
 /// The namespace of all Services.
 const NAMESPACE: &str = "default";
@@ -29,7 +34,7 @@ pub(super) struct Cluster {
     proxies: Mutex<BTreeMap<String, Proxy>>,
     /// The `kubectl proxy` that changes go through.
     _gateway: Process,
-    control_plane: ControlPlane,
+    control_plane: Mutex<ControlPlane>,
     services: Services,
 }
 
@@ -78,9 +83,30 @@ impl Cluster {
         Ok(Self {
             proxies: Mutex::new(proxies),
             _gateway: gateway,
-            control_plane,
+            control_plane: Mutex::new(control_plane),
             services,
         })
+    }
+
+    /// Checks that the kube-proxy of a machine runs, and what it follows.
+    ///
+    /// # Errors
+    ///
+    /// [`SystemEnded`](super::SystemEnded) when one of them has ended.
+    pub(super) fn expect_programs(&self, system: System, machine: &Machine) -> Result<()> {
+        let mut proxies = self.proxies.lock().unwrap_or_else(PoisonError::into_inner);
+        let proxy = proxies.get_mut(machine.label());
+        let proxy = proxy.context("it has a kube-proxy")?;
+        expect_program(system, machine.label(), &mut proxy.process)?;
+        let mut control_plane = self.control_plane();
+        let label = control_plane.machine().label().to_owned();
+        let mut programs = control_plane.programs().into_iter();
+        Ok(programs.try_for_each(|program| expect_program(system, &label, program))?)
+    }
+
+    fn control_plane(&self) -> MutexGuard<'_, ControlPlane> {
+        let control_plane = self.control_plane.lock();
+        control_plane.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends the kube-proxy of a machine, and starts another one.
@@ -89,8 +115,8 @@ impl Cluster {
         let name = machine.label();
         let proxy = proxies.get_mut(name).context("it has a kube-proxy")?;
         proxy.process.stop(timeout)?;
-        let run = || (self.control_plane).run_kube_proxy(machine.namespace(), name, proxy.mode);
-        proxy.process = run()?;
+        let control_plane = self.control_plane();
+        proxy.process = control_plane.run_kube_proxy(machine.namespace(), name, proxy.mode)?;
         proxy.told = 0;
         Ok(())
     }
@@ -138,7 +164,7 @@ impl Cluster {
             change(self.services.of_number(number)).write_endpoints(writer, &now)
         };
         let write = || writer::write_each(services, write);
-        (self.control_plane.machine().run(write)).context("writing EndpointSlices")?;
+        (self.control_plane().machine().run(write)).context("writing EndpointSlices")?;
         let slices = services.len() * self.services.backends.len();
         for proxy in proxies.values_mut() {
             proxy.told += slices as u64;

@@ -1,44 +1,25 @@
 //! Live frames through the lab: out of the switch into a machine, and counted where they leave it.
 
-use std::time::Duration;
-
-use anyhow::{Context, Result, bail};
-use lab::wait_for;
+use anyhow::{Context, Result};
 
 use super::{Lab, addresses};
 use crate::{
-    load::{
-        Asked, Generator,
-        live::{Live, Path},
-    },
+    load::live::{Live, Path},
     scenario::{AddressFamily, Load, System},
 };
 
-/// How long a system may take until every frame of a proof passes it.
-const PROOF_TIMEOUT: Duration = Duration::from_secs(30);
-/// Seconds of a proof, and frames a second: what any system takes.
-const PROOF: (f64, f64) = (0.05, 2_000.0);
-
 impl Lab {
-    /// Opens a load of live frames to a system, and proves that all of a few frames pass it.
+    /// Opens a load of live frames to a system, and proves that the system answers requests, and that all of a few frames
+    /// pass it.
+    ///
+    /// # Errors
+    ///
+    /// When it does not, or the kernel refuses the programs.
     pub fn open_live(&self, system: System, load: &Load) -> Result<Live<'_>> {
+        self.prove_round_trips(system, load)?;
         let seed = self.scenario.seed;
-        let path = self.path(system, load)?;
-        let (seconds, rate) = PROOF;
-        let asked = Asked {
-            rate: Some(rate),
-            seconds,
-            seed,
-        };
-        let mut live = Live::new(path, load, seed)?;
-        let awaited = format!("{system} takes all of a few frames of the load {load}");
-        wait_for(&awaited, PROOF_TIMEOUT, || {
-            let tally = live.run(asked)?.tally;
-            if tally.sent == 0 || tally.received < tally.sent {
-                bail!("{tally:?}")
-            }
-            Ok(())
-        })?;
+        let mut live = Live::new(self.path(system, load)?, load, seed)?;
+        live.prove(system, seed)?;
         Ok(live)
     }
 

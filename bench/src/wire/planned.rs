@@ -7,12 +7,11 @@ use anyhow::{Context, Result};
 use super::{
     BACKENDS, PlannedFlow,
     addresses::{self, FIRST_CLIENT_PORT, first_node},
-    flows::flows_of_proof,
     ports,
 };
 use crate::{
-    load::{numbered, pktgen},
-    scenario::{GeneratorKind, Load, Ports, Scenario, System},
+    load::clients_of_frames,
+    scenario::{Load, Ports, Scenario, System},
 };
 
 /// A system under a load.
@@ -46,17 +45,13 @@ pub fn planned(scenario: &Scenario) -> Result<Vec<PlannedSeries>> {
     for (load, number) in scenario.loads.iter().zip(1..) {
         for &system in &scenario.systems {
             let targets = addresses::targets(scenario, system, load)?;
-            let clients = if load.generator == GeneratorKind::Pktgen {
-                pktgen::clients(load, targets.len())
-            } else if load.generator.makes_frames() {
-                let flows = 0..load.flows;
-                flows
-                    .map(|flow| numbered::client(load.family, flow))
-                    .collect()
-            } else {
-                let first = next_port.saturating_add(u16::try_from(flows_of_proof(system))?);
-                next_port = first.saturating_add(u16::try_from(load.flows)?);
-                addresses::clients(load.family, first, load.flows)?
+            let clients = match clients_of_frames(load, targets.len()) {
+                Some(clients) => clients,
+                None => {
+                    let first = next_port;
+                    next_port = first.saturating_add(u16::try_from(load.flows)?);
+                    addresses::clients(load.family, first, load.flows)?
+                }
             };
             let first = first_node(system);
             let nodes = first..first + BACKENDS;

@@ -17,6 +17,7 @@ mod reflector;
 mod traffic;
 
 use std::{
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -29,21 +30,22 @@ use fastpath::facts::received_by_queue;
 use lab::{AtEnd, Cidr, Mac, Namespace, Route, at_end};
 
 use self::{card::Card, command::Shell, reflector::start_responders, traffic::Traffic};
-pub use self::{card::reasons_against, reflector::Reflector};
-use super::{Counts, LinkDown, PlannedFlow, Responder, Wire, drops::of_kernel};
+pub use self::{
+    card::{reason_against_stamps, reason_against_xdp, reasons_against},
+    reflector::Reflector,
+};
+use super::{Counts, LinkDown, PlannedFlow, Responder, SystemEnded, Wire, drops::of_kernel};
 use crate::{
-    load::{
-        Arrivals, Generator, numbered, pktgen,
-        search::{Goal, Searching},
-        sockets::Backends,
-    },
+    environment::{self, of_machine},
+    load::{Arrivals, Generator, clients_of_frames, search::searching, sockets::Backends},
     probe::Key,
     scenario::{
-        AddressFamily, EventKind, GeneratorKind, Load, Port, Ports, Scenario, System, UnderTest,
-        WireKind, hop_of,
+        AddressFamily, EventKind, Load, Port, Ports, Scenario, System, UnderTest, WireKind, hop_of,
     },
 };
 
+/// The name of the machine that answers, in facts and to its command.
+const FAR_END: &str = "reflector";
 /// The client's port of the first flow; the others follow.
 pub(super) const FIRST_CLIENT_PORT: u16 = 10_000;
 
@@ -73,6 +75,8 @@ pub(super) struct Cards {
     scenario: Scenario,
     ports: Ports,
     backends: Backends,
+    /// What other machines have told of themselves.
+    facts: Mutex<BTreeMap<String, String>>,
 }
 
 impl Cards {
@@ -100,6 +104,9 @@ impl Cards {
             }
         });
         let client = Card::take(&ports.client, "client")?;
+        if scenario.has_stamps_of_cards() {
+            client.stamp_frames()?;
+        }
         let take = |port: &Port| Card::take(port, "backend");
         let backend = ports.backend.as_ref().map(take).transpose()?;
         let number = AddressFamily::ALL.map(|family| ports.backends(family).len());
@@ -113,7 +120,9 @@ impl Cards {
                 Arrivals::ignored()
             },
         };
+        let of_far_end = shell.ask(ports.facts.as_deref(), FAR_END)?;
         let mut cards = Self {
+            facts: Mutex::new(of_machine(FAR_END, &of_far_end)),
             _down: down,
             _responders: Vec::new(),
             shell,
@@ -172,10 +181,26 @@ impl Cards {
         *active = Some(began.clone());
         drop(active);
         self.shell.bring_up(&device)?;
+        self.learn_facts(&device)?;
         let next_hops = self.route(&device)?;
         let up = Active { next_hops, ..began };
         *self.active() = Some(up.clone());
         Ok(up)
+    }
+
+    /// Has a device tell its facts when it is up for the first time.
+    fn learn_facts(&self, device: &UnderTest) -> Result<()> {
+        let name = format!("device.{}", device.name);
+        let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        if facts
+            .keys()
+            .any(|fact| fact.starts_with(&format!("{name}.")))
+        {
+            return Ok(());
+        }
+        let told = (self.shell).ask(device.commands.facts.as_deref(), &device.name)?;
+        facts.extend(of_machine(&name, &told));
+        Ok(())
     }
 
     fn active(&self) -> MutexGuard<'_, Option<Active>> {
@@ -256,16 +281,11 @@ pub(super) fn planned_flows(
         .client
         .address(load.family)
         .context("the client has an address")?;
-    let makes_frames = load.generator.makes_frames();
-    let of_pktgen = match load.generator {
-        GeneratorKind::Pktgen => pktgen::clients(load, targets.len()),
-        _ => Vec::new(),
-    };
+    let of_frames = clients_of_frames(load, targets.len()).unwrap_or_default();
     let flow = |number: u32| {
         let to = targets[number as usize % targets.len()];
-        let client = match of_pktgen.get(number as usize) {
+        let client = match of_frames.get(number as usize) {
             Some(client) => *client,
-            None if makes_frames => numbered::client(load.family, number),
             None => {
                 let port = u16::try_from(number)?.checked_add(first_port);
                 SocketAddr::new(client, port.context("the client has no port left")?)
@@ -293,10 +313,7 @@ impl Wire for Cards {
         let first_port = self.next_port.fetch_add(taken, Ordering::Relaxed);
         let mut traffic = Traffic::new(self, system, load, first_port);
         traffic.prepare()?;
-        Ok(match Goal::of(load.search) {
-            Some(goal) => Box::new(Searching::new(Box::new(traffic), goal)),
-            None => Box::new(traffic),
-        })
+        Ok(searching(Box::new(traffic), load.search))
     }
 
     fn backend_names(&self, _: System) -> Vec<String> {
@@ -338,6 +355,26 @@ impl Wire for Cards {
             };
         }
         Ok(changes)
+    }
+
+    fn facts(&self) -> BTreeMap<String, String> {
+        let told = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_card = |card: &Card| card.namespace().run(environment::of_cards);
+        let own = self.cards().flat_map(of_card);
+        let own = own.filter(|(_, value)| !value.is_empty());
+        own.chain(told.clone()).collect()
+    }
+
+    fn expect_running(&self, system: System) -> Result<()> {
+        let Some(device) = self.scenario.device_of(system) else {
+            return Ok(());
+        };
+        let ended = |error| SystemEnded {
+            system,
+            what: "its check fails".to_owned(),
+            log: format!("{error:#}"),
+        };
+        Ok(self.shell.check(device).map_err(ended)?)
     }
 
     fn cause(&self, system: System, event: EventKind) -> Result<()> {

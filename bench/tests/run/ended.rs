@@ -1,58 +1,222 @@
-//! Runs that are ended by a signal.
+//! Runs that end before their time: by a signal, or because a system has crashed.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "clippy knows test functions, not the helpers beside them"
+)]
 
 use std::{
+    collections::BTreeSet,
     fs,
-    path::Path,
-    process::{Command, Stdio},
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    process::Command,
     time::Duration,
 };
 
-use bench::result::Files;
-use lab::wait_until;
-use rustix::process::{Pid, Signal, kill_process};
+use aya::{maps::loaded_maps, programs::loaded_programs};
+use bench::{exit::Exit, result::Files};
+use lab::{Process, Signal, wait_until};
+use rustix::process::{Pid, kill_process};
 
-use super::{ANY_NOISE, SCENARIO, Scratch, bench, text};
+use super::{ANY_NOISE, SCENARIO, Scratch, bench, has_measured, text};
 
-/// Tells whether a namespace of a program is there.
-fn has_namespaces(program: u32) -> bool {
-    let prefix = format!("gw-{program}-");
-    let names = fs::read_dir("/run/netns").into_iter().flatten().flatten();
-    let mut names = names.map(|name| name.file_name());
-    names.any(|name| name.to_string_lossy().starts_with(&prefix))
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// A run of many rounds, as a process of its own.
+struct LongRun {
+    scratch: Scratch,
+    out: String,
+    process: Process,
+}
+
+impl LongRun {
+    fn start(name: &str, scenario_text: &str) -> Self {
+        let scratch = Scratch::new(name);
+        let (scenario, out) = (scratch.path("long.yaml"), scratch.path("result"));
+        let long = scenario_text
+            .replace("seconds: 0.5", "seconds: 0.1")
+            .replace("rounds: 6", "rounds: 10000");
+        fs::write(&scenario, long).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_guideway-bench"));
+        let command = command.args(["run", &scenario, "--out", &out]);
+        let process = Process::spawn(command.args(ANY_NOISE)).unwrap();
+        Self {
+            scratch,
+            out,
+            process,
+        }
+    }
+
+    /// Waits until a round is measured.
+    fn wait_for_trials(&mut self) {
+        let result = Path::new(&self.out).join("result.json");
+        wait_until("a round is measured", TIMEOUT, || {
+            assert!(self.process.is_running(), "{}", self.process.stderr());
+            result.exists()
+        })
+        .unwrap();
+    }
+
+    /// Returns the network namespaces of the run, which are named after it.
+    fn namespaces(&self) -> Vec<PathBuf> {
+        let prefix = format!("gw-{}-", self.process.id());
+        let names = fs::read_dir("/run/netns").into_iter().flatten().flatten();
+        let is_own = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default();
+            name.to_string_lossy().starts_with(&prefix)
+        };
+        names.map(|entry| entry.path()).filter(is_own).collect()
+    }
+
+    /// Returns the processes that the run has started: its agents.
+    fn children(&self) -> BTreeSet<Child> {
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let own = ids.filter_map(Child::find);
+        own.filter(|(parent, _)| *parent == self.process.id())
+            .map(|(_, child)| child)
+            .collect()
+    }
+
+    /// Returns the process of the run that is in one of its namespaces.
+    fn agent_of(&self, machine: &str) -> Child {
+        let namespaces = self.namespaces();
+        let name = |path: &&PathBuf| path.to_string_lossy().ends_with(&format!("-{machine}"));
+        let own = namespaces.iter().find(name).unwrap();
+        let identity = |path: &Path| fs::metadata(path).map(|own| (own.dev(), own.ino())).ok();
+        let is_there = |child: &Child| {
+            let path = PathBuf::from(format!("/proc/{}/ns/net", child.id));
+            identity(&path) == identity(own)
+        };
+        self.children().into_iter().find(is_there).unwrap()
+    }
+}
+
+/// A process, which is told from later ones of its number by when it began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Child {
+    id: u32,
+    /// Clock ticks since the machine has begun.
+    began: u64,
+}
+
+impl Child {
+    /// Finds a process that runs, with its parent; see proc_pid_stat(5).
+    fn find(id: u32) -> Option<(u32, Self)> {
+        let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+        let (_, fields) = stat.rsplit_once(')')?;
+        let fields: Vec<&str> = fields.split_whitespace().collect();
+        let child = Self {
+            id,
+            began: fields.get(19)?.parse().ok()?,
+        };
+        let runs = fields[0] != "Z";
+        runs.then_some((fields[1].parse().ok()?, child))
+    }
+
+    fn runs(self) -> bool {
+        Self::find(self.id).is_some_and(|(_, found)| found == self)
+    }
+
+    /// Returns the numbers of the BPF objects of a kind that the process has open: `prog_id` or `map_id`.
+    fn open(self, kind: &str) -> BTreeSet<u32> {
+        let files = fs::read_dir(format!("/proc/{}/fdinfo", self.id));
+        let texts = files.into_iter().flatten().flatten();
+        let texts = texts.filter_map(|file| fs::read_to_string(file.path()).ok());
+        let key = format!("{kind}:");
+        let number = |text: String| {
+            let mut values = text.lines().filter_map(|line| line.strip_prefix(&key));
+            values.next()?.trim().parse().ok()
+        };
+        texts.filter_map(number).collect()
+    }
+}
+
+/// What a run has made, which must be gone with it.
+struct Made {
+    children: BTreeSet<Child>,
+    programs: BTreeSet<u32>,
+    maps: BTreeSet<u32>,
+}
+
+impl Made {
+    fn by(run: &LongRun) -> Self {
+        let children = run.children();
+        let open = |kind| children.iter().flat_map(|child| child.open(kind)).collect();
+        Self {
+            programs: open("prog_id"),
+            maps: open("map_id"),
+            children,
+        }
+    }
+
+    /// Checks that nothing is left. The kernel frees programs and maps in the background, once nothing holds them.
+    fn expect_gone(&self, told: &str) {
+        let left: Vec<&Child> = self.children.iter().filter(|child| child.runs()).collect();
+        assert!(left.is_empty(), "{told}: {left:?}");
+        wait_until(&format!("{told}: programs and maps"), TIMEOUT, || {
+            let mut programs = loaded_programs().flatten().map(|program| program.id());
+            let mut maps = loaded_maps().flatten().map(|map| map.id());
+            !programs.any(|id| self.programs.contains(&id))
+                && !maps.any(|id| self.maps.contains(&id))
+        })
+        .unwrap();
+    }
 }
 
 #[test]
 fn a_run_that_is_ended_at_any_time_leaves_what_it_measured_and_nothing_else() {
-    for signal in [Signal::INT, Signal::KILL] {
-        let scratch = Scratch::new("ended");
-        let (scenario, out) = (scratch.path("long.yaml"), scratch.path("result"));
-        let long = SCENARIO
-            .replace(", ours-ipip", "")
-            .replace("seconds: 0.5", "seconds: 0.1")
-            .replace("rounds: 6", "rounds: 10000");
-        fs::write(&scenario, &long).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_guideway-bench"));
-        let command = command.args(["run", &scenario, "--out", &out]);
-        let command = command.args(ANY_NOISE);
-        let mut run = command.stdout(Stdio::null()).spawn().unwrap();
-        let result = Path::new(&out).join("result.json");
-        wait_until("a round is measured", Duration::from_secs(120), || {
-            result.exists()
-        })
-        .unwrap();
-        assert!(has_namespaces(run.id()));
-        kill_process(Pid::from_child(&run), signal).unwrap();
-        assert!(!run.wait().unwrap().success());
+    for signal in [Signal::SIGINT, Signal::SIGKILL] {
+        let mut run = LongRun::start("ended", &SCENARIO.replace(", ours-ipip", ""));
+        run.wait_for_trials();
+        assert!(!run.namespaces().is_empty());
+        run.process.signal(signal).unwrap();
+        assert!(!run.process.wait(TIMEOUT).unwrap().success());
 
-        let files = Files::read(Path::new(&out)).unwrap();
+        let files = Files::read(Path::new(&run.out)).unwrap();
         assert!(files.run.interrupted && !files.run.series[0].trials.is_empty());
-        if signal == Signal::KILL {
-            // The next run cleans up.
-            let (scenario, out) = (scratch.path("short.yaml"), scratch.path("other"));
-            fs::write(&scenario, long.replace("rounds: 10000", "rounds: 6")).unwrap();
-            let next = bench(&["run", &scenario, "--out", &out]);
-            assert!(next.status.success(), "{}", text(&next));
+        if signal == Signal::SIGKILL {
+            next_run_starts(&run.scratch);
         }
-        assert!(!has_namespaces(run.id()), "{signal:?}");
+        assert!(run.namespaces().is_empty(), "{signal}");
     }
+}
+
+/// Runs another scenario, which cleans up first.
+fn next_run_starts(scratch: &Scratch) {
+    let (scenario, out) = (scratch.path("short.yaml"), scratch.path("other"));
+    let short = SCENARIO.replace(", ours-ipip", "");
+    fs::write(&scenario, short.replace("seconds: 0.5", "seconds: 0.1")).unwrap();
+    let next = bench(&["run", &scenario, "--out", &out]);
+    assert!(has_measured(&next), "{}", text(&next));
+}
+
+/// The edge's tables and program stay in the kernel without the agent, and forward on.
+#[test]
+fn a_system_that_crashes_ends_the_run_which_keeps_the_rounds_before() {
+    let mut run = LongRun::start("crashed", SCENARIO);
+    run.wait_for_trials();
+    let made = Made::by(&run);
+    let agent = run.agent_of("edge0").id.cast_signed();
+    kill_process(Pid::from_raw(agent).unwrap(), rustix::process::Signal::KILL).unwrap();
+    let status = run.process.wait(TIMEOUT).unwrap();
+    let said = run.process.stderr();
+    let expected = i32::from(Exit::SystemEnded.code());
+    assert_eq!(status.code(), Some(expected), "{said}");
+    for told in [
+        "rounds, as an interrupted result",
+        "ours-ipip has ended while it was measured",
+        "of edge0: signal: 9 (SIGKILL)",
+        "the last that it wrote:",
+    ] {
+        assert!(said.contains(told), "{said}");
+    }
+    let files = Files::read(Path::new(&run.out)).unwrap();
+    assert!(files.run.interrupted);
+    let rounds = files.run.series.iter().map(|series| series.trials.len());
+    let rounds: Vec<usize> = rounds.collect();
+    assert!(rounds[0] > 0 && rounds[0] == rounds[1], "{rounds:?}");
+    assert!(run.namespaces().is_empty());
+    made.expect_gone("crashed");
 }

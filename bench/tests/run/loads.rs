@@ -2,19 +2,20 @@
 
 use std::{fs, path::Path};
 
-use bench::result::Files;
+use bench::result::{Files, Stream, merge};
 
 use super::{SCENARIO, Scratch, bench, content, has_measured, text};
 
 #[test]
 fn loads_of_both_families_and_protocols_pass_and_live_frames_are_counted() {
     const LOADS: &str = "
-- { rate: 400, flows: 6, family: ipv6, schedule: burst, burst: 8, flow_order: zipf, frame_bytes: imix }
+- { rate: 400, flows: 6, family: ipv6, stamps: kernel, schedule: burst, burst: 8, flow_order: zipf, frame_bytes: imix }
 - { generator: live, family: ipv6, protocol: tcp, rate: 4000, frame_bytes: 84:1 512:1 1518:1 }
-- { generator: live, schedule: max, flows: 1000, flow_order: zipf, new_flow_share: 0.1 }
+- { generator: live, schedule: max, threads: 2, flows: 1000, flow_order: zipf, new_flow_share: 0.1 }
 - { generator: live, rate: 20000, search: pdr }
 - { generator: live, protocol: tcp, segment: syn, rate: 4000, new_flow_share: 1 }
 - { generator: live, family: ipv6, rate: 4000, vlan: 7 }
+- { generator: live, rate: 20000, search: rfc2544-loss }
 ";
     let scratch = Scratch::new("loads");
     let (scenario, out, page) = (
@@ -33,8 +34,11 @@ fn loads_of_both_families_and_protocols_pass_and_live_frames_are_counted() {
         text(&run)
     );
     let files = Files::read(Path::new(&out)).unwrap();
-    assert_eq!(files.run.series.len(), 12);
+    assert_eq!(files.run.series.len(), 14);
     for series in &files.run.series {
+        let has_losses = series.name.ends_with("-7");
+        let mut trials = series.trials.iter();
+        assert!(trials.all(|trial| (trial.losses.len() >= 2) == has_losses));
         let [offered, sent, received] = series.totals();
         let told = format!("{}: {offered}, {sent}, {received}", series.name);
         // That all of a few frames pass was proved when the load was opened.
@@ -43,6 +47,23 @@ fn loads_of_both_families_and_protocols_pass_and_live_frames_are_counted() {
             "{told}"
         );
         assert!(series.rates().iter().all(|rate| *rate > 0.0), "{told}");
+    }
+    for series in &files.run.series[..2] {
+        let name = &series.name;
+        let own = &files.series[name];
+        let [stamped, all] =
+            [Stream::RoundTripStamped, Stream::RoundTripUncorrected].map(|stream| {
+                let intervals = own[&stream].iter().map(|one| &one.histogram);
+                merge(intervals)
+            });
+        assert_eq!(stamped.len(), all.len(), "{name}");
+        // What the kernel saw of each request is part of what the client saw.
+        assert!(
+            stamped.mean() < all.mean(),
+            "{name}: {}, {}",
+            stamped.mean(),
+            all.mean()
+        );
     }
     let report = bench(&["report", &out, "--html", &page]);
     assert!(report.status.success(), "{}", text(&report));
@@ -74,7 +95,7 @@ fn loads_of_both_families_and_protocols_pass_and_live_frames_are_counted() {
 #[test]
 fn requests_by_tcp_and_beside_live_frames_are_timed_and_af_xdp_sends() {
     const LOADS: &str = "
-- { rate: 400, flows: 6, background: 20000 }
+- { rate: 400, flows: 6, background: 1% of ours-ipip }
 - { rate: 400, flows: 6, family: ipv6, protocol: tcp }
 - { rate: 400, flows: 6, protocol: tcp, exchange: http, frame_bytes: 140:1 1400:1 }
 - { rate: 400, flows: 64, protocol: tcp, exchange: crr }
@@ -111,6 +132,16 @@ fn requests_by_tcp_and_beside_live_frames_are_timed_and_af_xdp_sends() {
             );
         }
     }
+    // All systems have the same frames beside their requests.
+    let offered = files.run.series[..2].iter().flat_map(|series| {
+        let passed = series.trials.iter().filter_map(|trial| trial.background);
+        passed.map(|passed| passed.tally.offered)
+    });
+    let offered: Vec<u64> = offered.collect();
+    assert!(
+        offered.iter().all(|frames| *frames == offered[0]),
+        "{offered:?}"
+    );
     let report = bench(&["report", &out, "--html", &page]);
     assert!(report.status.success(), "{}", text(&report));
     let page_text = content(&page);

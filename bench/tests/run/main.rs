@@ -3,6 +3,7 @@
 
 mod costs;
 mod ended;
+mod hindrances;
 mod loads;
 mod ports;
 mod repeat;
@@ -516,4 +517,15 @@ fn the_scenario_of_make_report_can_run_in_less_than_a_quarter_of_an_hour() {
         .unwrap();
     let minutes: f64 = minutes.split(' ').next().unwrap().parse().unwrap();
     assert!(minutes < 10.0, "{said}");
+}
+
+#[test]
+fn the_scenario_of_the_bars_is_one() {
+    let plan = bench(&["plan", concat!(env!("CARGO_MANIFEST_DIR"), "/bars.yaml")]);
+    assert!(plan.status.success(), "{}", text(&plan));
+    assert!(
+        text(&plan).contains("stamped by the kernel"),
+        "{}",
+        text(&plan)
+    );
 }

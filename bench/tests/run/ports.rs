@@ -13,7 +13,10 @@ use std::{
     time::Duration,
 };
 
-use bench::result::{Files, Series};
+use bench::{
+    exit::Exit,
+    result::{Files, Series},
+};
 use lab::{Cidr, Guideway, Link, Namespace, Process, Signal, Veth, wait_until};
 
 use super::{ANY_NOISE, Scratch, has_measured, text};
@@ -298,9 +301,14 @@ fn another_machine_answers_as_the_reflector() {
         scratch.path("result"),
         scratch.path("page.html"),
     );
-    let cards = "ports:\n  client: { device: eth1, addresses: [192.0.2.10/24] }\n  \
-                 reflector: [198.51.100.20, 198.51.100.21]\n  networks: [198.51.100.0/24]\nunder_test:\n";
-    let rest = [cards, &segment.router("198.51.100.20, 198.51.100.21")].concat();
+    let cards = format!(
+        "ports:\n  client: {{ device: eth1, addresses: [192.0.2.10/24] }}\n  \
+         reflector: [198.51.100.20, 198.51.100.21]\n  networks: [198.51.100.0/24]\n  \
+         facts: {PROGRAM} environment\nunder_test:\n"
+    );
+    let router = segment.router("198.51.100.20, 198.51.100.21");
+    let of_router = "    facts: \"echo 'model: a switch'\"\n";
+    let rest = [&cards, &router, of_router].concat();
     fs::write(
         &file,
         scenario("reflector", "router", "{ rate: 200, flows: 4 }", &rest),
@@ -308,6 +316,9 @@ fn another_machine_answers_as_the_reflector() {
     .unwrap();
     let run = segment.bench(&["run", &file, "--out", &out]);
     assert!(has_measured(&run), "{}", text(&run));
+    let facts = Files::read(Path::new(&out)).unwrap().run.environment;
+    assert_eq!(facts["device.router.model"], "a switch");
+    assert_eq!(facts["reflector.kernel.release"], facts["kernel.release"]);
     let series = read(&out);
     series.iter().for_each(expect_answers);
     let figures = &series[0].figures;
@@ -329,20 +340,21 @@ fn cards_in_use_are_refused_unless_they_are_given_up() {
     let (segment, scratch) = (Segment::new(), Scratch::new("refused"));
     let file = scratch.path("refused.yaml");
     let device = "under_test:\n  - { name: direct, to: [198.51.100.10] }\n";
-    let write = |cards: &str| {
+    let write_load = |load: &str, cards: &str| {
         let rest = [cards, device].concat();
-        fs::write(
-            &file,
-            scenario("ports", "direct", "{ rate: 200, flows: 4 }", &rest),
-        )
-        .unwrap();
+        fs::write(&file, scenario("ports", "direct", load, &rest)).unwrap();
     };
+    let write = |cards: &str| write_load("{ rate: 200, flows: 4 }", cards);
     write(CARDS);
     let refused = |because: &str| {
         let mut command = segment.command(&["preflight", &file, "--max-noise", "100"]);
         command.env("SSH_CONNECTION", "203.0.113.7 50022 10.9.9.9 22");
         let output = command.output().unwrap();
-        let expected = if because.is_empty() { 0 } else { 2 };
+        let expected = match because {
+            "" => 0,
+            _ if because.contains("stamp") => 77,
+            _ => 2,
+        };
         assert_eq!(
             output.status.code(),
             Some(expected),
@@ -355,6 +367,10 @@ fn cards_in_use_are_refused_unless_they_are_given_up() {
             text(&output)
         );
     };
+    let load = "{ rate: 200, flows: 4, stamps: card }";
+    write_load(load, CARDS);
+    refused("eth1 does not stamp all frames (ethtool -T eth1): write stamps: kernel");
+    write_load(&load.replace("card", "kernel"), CARDS);
     refused("");
     let [client, backend] = ["eth1", "eth2"].map(|name| segment.machine.link(name).unwrap());
     backend.add_address("10.9.9.9/24".parse().unwrap()).unwrap();
@@ -369,6 +385,125 @@ fn cards_in_use_are_refused_unless_they_are_given_up() {
     client.detach_xdp().unwrap();
     write(&CARDS.replace("device: eth1,", "device: eth7,"));
     refused("there is no interface eth7");
+}
+
+#[test]
+fn a_card_without_native_xdp_is_refused_where_frames_are_counted() {
+    let (segment, scratch) = (Segment::new(), Scratch::new("driver"));
+    // A bridge has no driver that runs XDP.
+    segment.machine.add_bridge("br7").unwrap();
+    let file = scratch.path("driver.yaml");
+    let cards = CARDS.replace("device: eth2", "device: br7");
+    let rest = [
+        &cards,
+        "under_test:\n  - { name: direct, to: [198.51.100.10] }\n",
+    ]
+    .concat();
+    let preflight = |load: &str| {
+        fs::write(&file, scenario("ports", "direct", load, &rest)).unwrap();
+        segment.bench(&["preflight", &file, "--max-noise", "100"])
+    };
+    let refused = preflight("{ generator: live, rate: 2000 }");
+    let said = text(&refused);
+    let expected = i32::from(Exit::NoNativeXdp.code());
+    assert_eq!(refused.status.code(), Some(expected), "{said}");
+    assert!(
+        said.contains("the driver of br7 has no native XDP"),
+        "{said}"
+    );
+    let requests = preflight("{ rate: 200, flows: 4 }");
+    assert!(requests.status.success(), "{}", text(&requests));
+}
+
+#[test]
+fn a_link_that_is_down_or_flaps_has_an_exit_code_of_its_own() {
+    let (segment, scratch) = (Segment::new(), Scratch::new("flapping"));
+    let backend = segment.machine.link("eth2").unwrap();
+    backend.add_address("10.9.9.9/24".parse().unwrap()).unwrap();
+    let far = segment.switch.link("machine-eth2").unwrap();
+    let (file, out) = (scratch.path("flapping.yaml"), scratch.path("result"));
+    let rest = [CARDS, "under_test:\n", &segment.router(BOTH)].concat();
+    let own = scenario("ports", "router", "{ rate: 200, flows: 4 }", &rest);
+    fs::write(&file, own).unwrap();
+    let expected = Some(i32::from(Exit::LinkDown.code()));
+    let remedy = "bring it up, check cable and driver";
+
+    far.set_down().unwrap();
+    let run = segment.bench(&["run", &file, "--out", &out]);
+    assert_eq!(run.status.code(), expected, "{}", text(&run));
+    let told = format!("eth2 is down or has no carrier: {remedy}");
+    assert!(text(&run).contains(&told), "{}", text(&run));
+    assert!(!Path::new(&out).exists());
+    far.set_up().unwrap();
+    far.wait_until_ready().unwrap();
+    assert!(segment.has_its_cards_back());
+
+    let mut run = Process::spawn(&mut segment.command(&["run", &file, "--out", &out])).unwrap();
+    let result = Path::new(&out).join("result.json");
+    wait_until("a round is measured, and the link flaps", TIMEOUT, || {
+        if result.exists() {
+            far.set_down().unwrap();
+            far.set_up().unwrap();
+        }
+        !run.is_running()
+    })
+    .unwrap();
+    let status = run.wait(TIMEOUT).unwrap();
+    let said = run.stderr();
+    assert_eq!(status.code(), expected, "{said}");
+    assert!(said.contains(remedy), "{said}");
+    assert!(segment.has_its_cards_back() && !segment.forwards());
+}
+
+/// The cards of this test are of their namespace, with which the kernel removes them: others take their places.
+#[test]
+fn after_a_run_that_was_killed_the_next_one_takes_its_device_down_first() {
+    let (segment, scratch) = (Segment::new(), Scratch::new("killed"));
+    let [file, out, next, log] =
+        ["long.yaml", "result", "next", "log"].map(|name| scratch.path(name));
+    let router = segment
+        .router(BOTH)
+        .replace("\n    check:", &format!("; echo up >>{log}\n    check:"))
+        .replace("\n    via:", &format!("; echo down >>{log}\n    via:"));
+    let rest = [CARDS, "under_test:\n", &router].concat();
+    let short = scenario("ports", "router", "{ rate: 200, flows: 4 }", &rest);
+    fs::write(&file, short.replace("rounds: 6", "rounds: 10000")).unwrap();
+    let mut run = Process::spawn(&mut segment.command(&["run", &file, "--out", &out])).unwrap();
+    let result = Path::new(&out).join("result.json");
+    wait_until("a round is measured", TIMEOUT, || {
+        assert!(run.is_running(), "{}", run.stderr());
+        result.exists()
+    })
+    .unwrap();
+    run.signal(Signal::SIGKILL).unwrap();
+    run.wait(TIMEOUT).unwrap();
+    assert!(segment.forwards(), "nobody is left to take it down");
+    assert!(Files::read(Path::new(&out)).unwrap().run.interrupted);
+
+    // Whatever of the bench comes first cleans up.
+    segment.bench(&["preflight", &file, "--max-noise", "100"]);
+    let own = format!("gw-{}-", run.id());
+    let names = fs::read_dir("/run/netns").unwrap().flatten();
+    let mut names = names.map(|name| name.file_name().to_string_lossy().into_owned());
+    assert!(!names.any(|name| name.starts_with(&own)));
+    for card in ["eth1", "eth2"] {
+        let far = format!("machine-{card}");
+        wait_until(&format!("{far} is gone"), TIMEOUT, || {
+            segment.switch.link(&far).is_err()
+        })
+        .unwrap();
+        segment.cable(&segment.machine, card);
+    }
+    let backend = segment.machine.link("eth2").unwrap();
+    backend.add_address("10.9.9.9/24".parse().unwrap()).unwrap();
+
+    fs::write(&file, short).unwrap();
+    let output = segment.bench(&["run", &file, "--out", &next]);
+    assert!(has_measured(&output), "{}", text(&output));
+    let done = fs::read_to_string(&log).unwrap();
+    let done: Vec<&str> = done.lines().collect();
+    assert_eq!(done, ["down", "up", "down", "up", "down"]);
+    assert!(segment.has_its_cards_back() && !segment.forwards());
 }
 
 #[test]

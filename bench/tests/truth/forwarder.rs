@@ -43,8 +43,10 @@ pub(crate) enum Deed {
     Misdeliver,
     /// The answer waits until the next one of the flow has gone.
     Overtake,
-    /// The request waits, and so does everything that comes meanwhile.
+    /// The request waits, and so does everything that comes meanwhile, and whatever else runs on the core.
     Hold(Duration),
+    /// The request waits, and so does everything that comes meanwhile, but the core is free.
+    Linger(Duration),
 }
 
 /// Says what is done, by flow and sequence number.
@@ -138,12 +140,18 @@ impl Work {
             let _ = poll(&mut sockets, Some(&POLL));
             while let Ok((length, client)) = self.front.recv_from(&mut buffer) {
                 self.pass_request(&mut buffer[..length], client);
+                // Also where requests come faster than they go.
+                self.pass_answers(&mut buffer);
             }
-            while let Ok((length, _)) = self.back.recv_from(&mut buffer) {
-                self.pass_answer(&mut buffer[..length]);
-            }
+            self.pass_answers(&mut buffer);
         }
         self.log
+    }
+
+    fn pass_answers(&mut self, buffer: &mut [u8]) {
+        while let Ok((length, _)) = self.back.recv_from(buffer) {
+            self.pass_answer(&mut buffer[..length]);
+        }
     }
 
     fn pass_request(&mut self, request: &mut [u8], client: SocketAddr) {
@@ -154,6 +162,7 @@ impl Work {
             Some(Deed::DamageRequest) => request[DAMAGED_BYTE] ^= 1,
             Some(Deed::Misdeliver) => backend += 1,
             Some(Deed::Hold(time)) => self.hold(time),
+            Some(Deed::Linger(time)) => thread::sleep(time),
             _ => {}
         }
         let backend = self.backends[backend % self.backends.len()];
@@ -172,7 +181,9 @@ impl Work {
                 self.send_to_backend(request, backend);
                 self.note(deed);
             }
-            Some(deed @ (Deed::DamageRequest | Deed::Misdeliver | Deed::Hold(_))) => {
+            Some(
+                deed @ (Deed::DamageRequest | Deed::Misdeliver | Deed::Hold(_) | Deed::Linger(_)),
+            ) => {
                 self.note(deed);
             }
             _ => {}

@@ -32,10 +32,15 @@ use crate::kubernetes::leases::{AgentSignals, Announceable, Claims};
 const ATTACHED_PAUSE: Duration = Duration::from_millis(500);
 
 impl Agent {
+    /// Tells whether addresses may be announced: the tables have what is to be served, and the past of its slots.
+    fn may_announce(&self) -> bool {
+        !self.waits_for_state() && !self.peering.waits_for_past
+    }
+
     /// Makes the datapath answer for the addresses that belong here, and announces the new ones.
     pub(super) fn announce(&mut self) -> Vec<(Item, Result<(), String>)> {
         // Until the desired state is known, the datapath answers for the addresses of the earlier agent.
-        if self.waits_for_state() || self.peering.waits_for_past {
+        if !self.may_announce() {
             return Vec::new();
         }
         let desired = &self.config.desired;
@@ -192,8 +197,7 @@ impl Agent {
     pub(super) fn show_announceable(&self) {
         let desired = &self.config.desired;
         let election = self.announcing.election.as_ref();
-        let may_announce = !self.waits_for_state() && !self.peering.waits_for_past;
-        let Some(election) = election.filter(|_| may_announce) else {
+        let Some(election) = election.filter(|_| self.may_announce()) else {
             return;
         };
         let mut wanted: BTreeMap<IpAddr, Candidates> = BTreeMap::new();

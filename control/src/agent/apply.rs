@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::error::Error;
 use std::time::Instant;
 
+use xdp_prog::stage::Duties;
+
 use super::problems::Item;
 use super::{Agent, cluster, full_tables};
 use crate::chain::chain;
@@ -73,6 +75,10 @@ impl Agent {
         let unreachable = self.health_checks.monitor.left_out().nodes;
         self.tables.set_unreachable_nodes(&unreachable);
         let mut target = self.services_here.target(&desired, &self.totals, &machine);
+        if self.is_whole_edge() {
+            // Its program is not loaded. Checks of backends go by the kernel's own way.
+            target.egress.clear();
+        }
         let nodes = std::mem::take(&mut target.nodes);
         let past = self.tables.nodes_of_past_owners();
         target.nodes = &nodes | &past;
@@ -109,7 +115,7 @@ impl Agent {
         self.attachments.finish_inheritance(&mut self.tables);
         // Only now, when the services at these addresses are in the tables.
         attempt.outcomes.extend(self.announce());
-        attempt.outcomes.push(self.mend());
+        attempt.outcomes.extend(self.mend());
         attempt.outcomes.extend(self.missing_interfaces());
         attempt
     }
@@ -136,11 +142,16 @@ impl Agent {
         let tables = &mut self.tables;
         match operation {
             Operation::Settings(settings) => {
-                let outcome = tables.set_settings(settings);
+                let duties = Duties {
+                    node: settings.node,
+                    nat: settings.nat.is_some(),
+                };
+                let outcome = in_words(self.attachments.loaded.take_on(duties));
+                let outcome = outcome.and_then(|()| in_words(tables.set_settings(settings)));
                 if outcome.is_ok() {
                     self.programmed.settings = Some(settings);
                 }
-                (Item::Table("settings"), in_words(outcome))
+                (Item::Table("settings"), outcome)
             }
             Operation::Trust(prefixes) => {
                 let outcome = tables.set_trusted_edges(&prefixes);

@@ -85,13 +85,28 @@ impl Attachments {
         for former in &self.former_tables {
             tables.inherit_counters(former);
         }
+        self.tell_of_copying(tables, true);
     }
 
     /// Copies flows for the last time once no such program runs any more, for flows that began while one did.
     pub(super) fn finish_inheritance(&mut self, tables: &mut Tables) {
         if self.inherited.is_empty() && self.inherited_egress.is_empty() {
             self.inherit_flows(tables, true);
+            self.tell_of_copying(tables, false);
             self.former_tables.clear();
+        }
+    }
+
+    /// Lets egress drop what pods send on connections that only the former tables have, until those are copied.
+    fn tell_of_copying(&self, tables: &mut Tables, is_copying: bool) {
+        if !self.former_tables.iter().any(FormerTables::has_pod_flows) {
+            return;
+        }
+        if let Err(error) = tables.set_copying_flows(is_copying) {
+            tracing::warn!(
+                error = chain(&error),
+                "replies on connections that begin at this moment may leave untranslated"
+            );
         }
     }
 

@@ -225,7 +225,7 @@ impl Agent {
     }
 
     /// Returns the state of the cluster, once it is known.
-    fn cluster_state(&self) -> Option<&State> {
+    pub(super) fn cluster_state(&self) -> Option<&State> {
         let cluster = self.cluster.as_ref()?;
         cluster.synced.map(|_| &cluster.state)
     }

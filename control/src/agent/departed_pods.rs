@@ -13,9 +13,7 @@ use fastpath::facts::{self, PodAddresses};
 use fastpath::tables::{BackendKey, Tables};
 
 use crate::chain::chain;
-use crate::desired::{
-    BackendSpec, ForwardMode, Protocol, Service, ServiceKey, ServiceSpec, Services,
-};
+use crate::desired::{BackendSpec, ForwardMode, Service, ServiceKey, ServiceSpec, Services};
 use crate::versions::sides;
 
 /// How long a pod that left a service is delivered to: as long as edges try past owners.
@@ -96,8 +94,7 @@ impl DepartedPods {
             let Some((key, _)) = new.or(old) else {
                 continue;
             };
-            let Some((_, service)) = new.filter(|(key, service)| returns(key, &service.spec))
-            else {
+            let Some((_, service)) = new.filter(|(_, service)| returns(&service.spec)) else {
                 self.pods.remove(key);
                 continue;
             };
@@ -157,8 +154,8 @@ impl DepartedPods {
 }
 
 /// Returns whether edges try past owners of a service's slots.
-fn returns(key: &ServiceKey, spec: &ServiceSpec) -> bool {
-    key.protocol == Protocol::Tcp && spec.mode == ForwardMode::Ipip
+fn returns(spec: &ServiceSpec) -> bool {
+    spec.mode == ForwardMode::Ipip
 }
 
 impl Departed {
@@ -342,15 +339,22 @@ services:
     }
 
     #[test]
-    fn datagrams_and_services_that_have_gone_keep_no_pods() {
+    fn services_whose_owners_are_not_tried_and_those_that_have_gone_keep_no_pods() {
         let all = services(SERVICES);
-        let no_dns = services(&SERVICES.replace(
-            "protocol: udp\n    backends: [{address: 10.244.1.5, node: 10.0.0.1}]",
-            "protocol: udp\n    backends: []",
-        ));
+        let no_dns = |mode: &str| {
+            services(&SERVICES.replace(
+                "protocol: udp\n    backends: [{address: 10.244.1.5, node: 10.0.0.1}]",
+                &format!("protocol: udp\n    mode: {mode}\n    backends: []"),
+            ))
+        };
         let mut departed = DepartedPods::default();
-        departed.follow(&no_dns, delivered(&all), Instant::now());
-        assert_eq!(departed.added_to(&no_dns), no_dns);
+        let by_ipip = no_dns("ipip");
+        departed.follow(&by_ipip, delivered(&all), Instant::now());
+        let kept = pods_of(&departed.added_to(&by_ipip));
+        assert_eq!(kept, ["10.244.1.5 0", "10.244.1.5 1", "10.244.1.6 1"]);
+        let by_l2dsr = no_dns("l2dsr");
+        departed.follow(&by_l2dsr, delivered(&all), Instant::now());
+        assert_eq!(departed.added_to(&by_l2dsr), by_l2dsr);
         departed.follow(&Services::new(), |_| Vec::new(), Instant::now());
         assert!(departed.pods.is_empty());
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use fastpath::facts;
+use fastpath::facts::{self, XdpMode};
 use fastpath::load::Loaded;
 use fastpath::mend::{self, Limits, Mend, MendReader, Queue};
 
@@ -18,6 +18,8 @@ pub(super) struct Mending {
     queues: Option<(BTreeSet<u32>, BTreeSet<Queue>)>,
     /// Whether there is no pair of an earlier agent any more.
     is_pair_removed: bool,
+    /// The present problems of sockets, which have been logged.
+    problems: BTreeSet<String>,
 }
 
 #[derive(Debug)]
@@ -79,6 +81,27 @@ impl Mending {
         Ok(())
     }
 
+    /// Tells whether packets are mended.
+    fn is_running(&self) -> bool {
+        let running = self.running.as_ref();
+        running.is_some_and(|running| running.mend.is_alive())
+    }
+
+    /// Logs problems of sockets that are new.
+    fn log_problems(&mut self) {
+        let running = self.running.as_ref();
+        let found = running.map(|running| running.mend.reader().queues().problems);
+        let found = found.unwrap_or_default();
+        let found: BTreeSet<String> = found.iter().map(|problem| chain(problem)).collect();
+        for problem in found.difference(&self.problems) {
+            tracing::warn!(
+                problem,
+                "packets that need this socket are not mended or carried"
+            );
+        }
+        self.problems = found;
+    }
+
     /// Has the next look ask for the queues of the interfaces, which may have changed.
     pub(super) fn forget_queues(&mut self) {
         self.queues = None;
@@ -109,8 +132,11 @@ impl Mending {
 }
 
 impl Agent {
-    /// Has packets mended, or not, as the configuration says.
-    pub(super) fn mend(&mut self) -> (Item, Result<(), String>) {
+    /// Has packets mended, or not, as the configuration says, and those carried whose device takes no frames from XDP.
+    pub(super) fn mend(&mut self) -> Vec<(Item, Result<(), String>)> {
+        if self.is_whole_edge() {
+            return vec![self.serve_queues()];
+        }
         let wanted = self.config.desired.mend;
         let queues = match wanted {
             Some(_) => self.queues(),
@@ -122,11 +148,22 @@ impl Agent {
             .follow(&mut self.attachments.loaded, wanted, queues, || {
                 tables.punted()
             });
-        (Item::Mend, outcome)
+        self.mending.log_problems();
+        let mut outcomes = vec![(Item::Mend, outcome)];
+        // In generic mode the stack sends what is redirected, and any device takes that.
+        let mut attached = self.attachments.interfaces.values();
+        let is_native = attached.any(|one| one.attachment.mode == XdpMode::Native);
+        let carries = self.mending.is_running() && is_native;
+        if self.next_hops.set_carrying(carries) {
+            let outcome = self.next_hops.refresh(&mut self.tables);
+            let outcome = outcome.map_err(|error| chain(&error));
+            outcomes.push((Item::NextHops, outcome));
+        }
+        outcomes
     }
 
     /// Lists the receive queues of the interfaces with the program.
-    fn queues(&mut self) -> BTreeSet<Queue> {
+    pub(super) fn queues(&mut self) -> BTreeSet<Queue> {
         let attached = self.attachments.interfaces.values();
         let attached = attached.map(|attached| &attached.attachment);
         let devices = attached.clone().map(|one| one.ifindex).collect();

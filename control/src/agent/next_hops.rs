@@ -26,8 +26,8 @@ pub(super) enum NextHopsError {
     },
     #[error("cannot store the MACs of edges")]
     EdgeMacs(#[source] TableError),
-    #[error("cannot store the VLAN devices")]
-    Vlans(#[source] TableError),
+    #[error("cannot store the devices whose frames leave by another one or by the agent")]
+    Links(#[source] TableError),
     #[error("cannot have errors noted about packets to nodes")]
     Paths(#[source] TableError),
 }
@@ -79,6 +79,11 @@ impl NextHops {
         changed
     }
 
+    /// Sets whether the agent sends what is for devices that take no frames from XDP. Returns whether that has changed.
+    pub(super) fn set_carrying(&mut self, carries: bool) -> bool {
+        self.resolver.set_carrying(carries)
+    }
+
     /// Asks the kernel about every target, and updates the tables.
     pub(super) fn refresh(&mut self, tables: &mut Tables) -> Result<(), NextHopsError> {
         let limited = &self.by_nat - &self.edges;
@@ -117,11 +122,11 @@ impl NextHops {
         }
         let edge_macs = self.edge_macs();
         let edge_macs = tables.set_edge_macs(&edge_macs);
-        let vlans = tables.set_vlans(&refresh.vlans);
+        let links = tables.set_links_below(&refresh.links_below);
         let paths = tables.watch_paths();
         outcome
             .and(edge_macs.map_err(NextHopsError::EdgeMacs))
-            .and(vlans.map_err(NextHopsError::Vlans))
+            .and(links.map_err(NextHopsError::Links))
             .and(paths.map_err(NextHopsError::Paths))
     }
 
@@ -188,7 +193,8 @@ fn log(changes: &[(IpAddr, Resolution)]) {
     for (target, resolution) in changes.iter().take(LOGGED_ONE_BY_ONE) {
         match resolution {
             Resolution::Resolved(hop) => {
-                tracing::info!(%target, ifindex = hop.ifindex, mtu = hop.mtu, "next hop resolved");
+                let (ifindex, mtu, carried) = (hop.ifindex, hop.mtu, hop.is_carried);
+                tracing::info!(%target, ifindex, mtu, carried, "next hop resolved");
             }
             Resolution::Local => tracing::info!(%target, "backend is this machine"),
             Resolution::Unresolved(reason) => {

@@ -4,23 +4,21 @@
 //! An edge whose tables are empty when it starts has no past. It announces nothing until it has one, or no peer has told
 //! any.
 
-use std::net::IpAddr;
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fastpath::tables::{InstalledService, SlotOwners, Tables, TakenOwners};
+use fastpath::tables::{BackendKey, InstalledService, SlotOwners, Tables, TakenOwners};
 use imbl::OrdMap;
 use tokio::sync::{oneshot, watch};
 
 use super::{Agent, Command, Handle};
+use crate::config::PeersFound;
 use crate::desired::ServiceKey;
-use crate::peers::{Owners, PeerStates, Summary, Told};
+use crate::healthz::tell_if_new;
+use crate::peers::{Network, OwnEdge, Owners, PeerStates, SLOTS_AT_ONCE, Summary, Told};
 use crate::versions::sides;
-
-/// Slots of which the agent tells at one go. It does nothing else meanwhile.
-const SLOTS_AT_ONCE: usize = 1 << 15;
-/// Shortest time between two digests of all services. Owners that expire change lists, whichever those are.
-const DIGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// The state of the exchange in the agent.
 #[derive(Debug)]
@@ -29,6 +27,8 @@ pub(super) struct Peering {
     pub(super) states: Option<PeerStates>,
     /// Whether nothing is announced until a peer has told the past.
     pub(super) waits_for_past: bool,
+    /// Addresses and ports of the other edges.
+    network: watch::Sender<BTreeSet<SocketAddr>>,
     /// The digests of what the tables have; `None` until they have the desired state.
     summaries: watch::Sender<Option<Summary>>,
     digested: Digested,
@@ -38,42 +38,26 @@ pub(super) struct Peering {
 #[derive(Debug, Default)]
 struct Digested {
     services: OrdMap<ServiceKey, Arc<InstalledService>>,
-    changes_of_pasts: u64,
-    /// When all services were digested.
-    at: Option<Instant>,
+    /// Services that have changed since they were digested.
+    due: BTreeSet<ServiceKey>,
     summary: Summary,
 }
 
 impl Digested {
-    /// Digests the services that have changed.
-    fn follow(&mut self, tables: &Tables, now: Instant) {
+    /// Digests services that have changed, as many as are digested at one go.
+    fn follow(&mut self, tables: &Tables) {
         let services = tables.installed().clone();
-        let is_due = self.at.is_none_or(|at| now >= at + DIGEST_PAUSE);
-        if tables.changes_of_pasts() != self.changes_of_pasts && is_due {
-            self.services = OrdMap::new();
-            self.changes_of_pasts = tables.changes_of_pasts();
-            self.at = Some(now);
-        }
         let before = std::mem::replace(&mut self.services, services.clone());
-        for change in before.diff(&services) {
-            let (old, new) = sides(change);
-            if let Some((key, _)) = new.or(old) {
-                self.digest(tables, *key);
-            }
-        }
-    }
-
-    fn digest(&mut self, tables: &Tables, key: ServiceKey) {
-        self.summary.set(key, tables.slot_owners(&key).as_ref());
-    }
-
-    /// Digests services whose lists were changed at this count of changes.
-    fn note_taken(&mut self, tables: &Tables, keys: impl Iterator<Item = ServiceKey>, before: u64) {
-        for key in keys {
-            self.digest(tables, key);
-        }
-        if self.changes_of_pasts == before {
-            self.changes_of_pasts = tables.changes_of_pasts();
+        let changes = before.diff(&services).map(sides);
+        self.due
+            .extend(changes.filter_map(|(old, new)| Some(*new.or(old)?.0)));
+        let mut slots = 0;
+        while slots < SLOTS_AT_ONCE
+            && let Some(key) = self.due.pop_first()
+        {
+            let owners = tables.slot_owners(&key);
+            slots += owners.as_ref().map_or(1, |owners| owners.slots.len());
+            self.summary.set(key, owners.as_ref());
         }
     }
 }
@@ -83,6 +67,7 @@ impl Peering {
         Self {
             states,
             waits_for_past,
+            network: watch::Sender::default(),
             summaries: watch::Sender::default(),
             digested: Digested::default(),
         }
@@ -93,7 +78,16 @@ impl Peering {
         self.digested.summary.clone()
     }
 
+    /// Returns the longest sleep of the agent; `None` for any.
+    pub(super) fn pause(&self) -> Option<Duration> {
+        (!self.digested.due.is_empty()).then_some(Duration::ZERO)
+    }
+
+    /// Publishes the digests, once there is one of each service.
     fn publish(&self) {
+        if self.summaries.borrow().is_none() && !self.digested.due.is_empty() {
+            return;
+        }
         let summary = Some(self.digested.summary.clone());
         self.summaries.send_if_modified(|before| {
             // The sums tell; to compare every service would take long.
@@ -106,15 +100,39 @@ impl Peering {
 }
 
 impl Agent {
-    /// Returns what the exchange needs of this agent: the tables, the state for operators, and whether it began with a
-    /// past; `None` if there are no peers.
-    pub(crate) fn peering(&self, handle: Handle) -> Option<(AgentOwners, PeerStates, bool)> {
-        let states = self.peering.states.clone()?;
-        let owners = AgentOwners {
-            handle,
-            summaries: self.peering.summaries.subscribe(),
+    /// Returns what the exchange needs of this agent; `None` if there are no peers.
+    pub(crate) fn own_edge(&self, handle: Handle) -> Option<OwnEdge<AgentOwners>> {
+        self.peering.states.is_some().then(|| OwnEdge {
+            owners: AgentOwners {
+                handle,
+                summaries: self.peering.summaries.subscribe(),
+            },
+            network: Network(self.peering.network.subscribe()),
+            has_past: !self.peering.waits_for_past,
+        })
+    }
+
+    /// Tells the exchange which other edges there are.
+    pub(super) fn show_peers(&self) {
+        let configured = self.file.started_with.peers.as_ref();
+        let peers: BTreeSet<SocketAddr> = match configured.map(|peers| &peers.found) {
+            None => return,
+            Some(PeersFound::InFile { addresses, .. }) => addresses.clone(),
+            Some(PeersFound::InCluster { port }) => {
+                let machines = self
+                    .cluster_state()
+                    .into_iter()
+                    .flat_map(|state| &state.peers);
+                machines
+                    .map(|machine| SocketAddr::new(*machine, *port))
+                    .collect()
+            }
         };
-        Some((owners, states, !self.peering.waits_for_past))
+        let is_other = |peer: &SocketAddr| !self.machine.addresses.contains(&peer.ip());
+        tell_if_new(
+            &self.peering.network,
+            peers.into_iter().filter(is_other).collect(),
+        );
     }
 
     /// Brings the digests to what the tables have.
@@ -124,7 +142,7 @@ impl Agent {
         }
         let digested = &mut self.peering.digested;
         digested.summary.set_seed(self.config.desired.hash_seed);
-        digested.follow(&self.tables, Instant::now());
+        digested.follow(&self.tables);
         self.peering.publish();
     }
 
@@ -145,21 +163,18 @@ impl Agent {
         let told_ago = asked.elapsed().as_secs() + 1;
         let told_ago = u32::try_from(told_ago).unwrap_or(u32::MAX);
         let nodes = &self.config.desired.nodes;
-        let is_node = |node: &IpAddr| nodes.contains(node);
-        let before = self.tables.changes_of_pasts();
+        let is_known = |backend: &BackendKey| nodes.contains(&backend.address);
         let nodes_before = self.tables.nodes_of_past_owners();
         let mut all = TakenOwners::default();
         for (key, owners) in told {
-            let is_known = |backend: &fastpath::tables::BackendKey| is_node(&backend.address);
             let taken = self
                 .tables
                 .take_slot_owners(key, owners, told_ago, is_known);
             all.slots += taken.slots;
             all.left_out += taken.left_out;
         }
-        let keys = told.iter().map(|(key, _)| *key);
-        self.peering.digested.note_taken(&self.tables, keys, before);
-        self.peering.publish();
+        // The asker compares the digests next.
+        self.digest_owners();
         // Nodes of past owners need next hops.
         if self.tables.nodes_of_past_owners() != nodes_before {
             self.settle();

@@ -20,6 +20,7 @@ pub(crate) enum Item {
     Egress(String),
     Announce(String),
     Mend,
+    WholeEdge,
     Service(ServiceKey),
 }
 
@@ -126,7 +127,8 @@ fn describe((item, reason): (&Item, &String)) -> String {
         | Item::Interface(_)
         | Item::Egress(_)
         | Item::Announce(_)
-        | Item::Mend => reason.clone(),
+        | Item::Mend
+        | Item::WholeEdge => reason.clone(),
     }
 }
 

@@ -124,6 +124,7 @@ fn needs_restart(started_with: &Config, config: &Config) -> Vec<String> {
         (started_with.socket != config.socket, "api.socket"),
         (started_with.metrics != config.metrics, "metrics.listen"),
         (started_with.pin_dir != config.pin_dir, "pin_dir"),
+        (started_with.datapath != config.datapath, "datapath"),
         (begins_to_announce, "announce"),
         (started_with.peers != config.peers, "peers"),
         (started_with.kubernetes != config.kubernetes, "kubernetes"),

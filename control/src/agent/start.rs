@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fastpath::facts::{self, Bpffs};
-use fastpath::load::{LoadError, Loader, Resized};
+use fastpath::load::{Fate, LoadError, Loader, Resized, Takeover};
 use fastpath::nexthop::{NetlinkError, Watcher};
 use fastpath::pins::{PinError, Pins};
 use fastpath::tables::{self, FormerTablesError, TableError, Tables};
-use xdp_prog::abi::{WAYS, map};
+use xdp_prog::abi::{VERSION, WAYS, map};
+use xdp_prog::stage::Duties;
 
 use super::Agent;
 use super::announce_state::Announcing;
@@ -32,7 +33,8 @@ use super::reload::ConfigFile;
 use super::view::Publication;
 use crate::chain::chain;
 use crate::config::effective::effective;
-use crate::config::{Config, ConfigError, TableSizes, host};
+use crate::config::{Config, ConfigError, Datapath, TableSizes, host};
+use crate::desired::Desired;
 use crate::kubernetes::ClusterFeed;
 use crate::peers::PeerStates;
 use crate::service_totals::ServiceTotals;
@@ -102,15 +104,17 @@ impl Agent {
     /// Validates the configuration against this machine, loads the programs, adopts what an earlier agent left,
     /// programs the tables and attaches.
     ///
-    /// With a feed, services and nodes come from it. Until its first state the tables stay as they are.
+    /// With a feed, services and nodes come from it. Until its first state the tables stay as they are. With `peers`, owners
+    /// are exchanged with other edges.
     ///
     /// # Errors
     ///
     /// Each error names cause and remedy. What an earlier agent left goes on serving.
-    pub fn start(
+    pub(crate) fn start(
         path: &Path,
         mut config: Config,
         feed: Option<ClusterFeed>,
+        peers: Option<PeerStates>,
     ) -> Result<Self, StartError> {
         let facts = host::facts().map_err(StartError::Facts)?;
         let pins = Pins::new(&config.pin_dir);
@@ -120,7 +124,14 @@ impl Agent {
         let pins_lock = lock_pins(&config.pin_dir)?;
         pins.follow_renames()?;
         refuse_smaller_than_used(&pins, &config.tables)?;
-        let loaded = loader(pins.clone(), &config.tables).load()?;
+        let machine = Machine::of(&config.desired, &facts);
+        let duties = duties(&pins, &config.desired, &machine)?;
+        let loader = loader(pins.clone(), &config.tables).duties(duties);
+        let loader = match config.datapath {
+            Datapath::Xdp => loader,
+            Datapath::Afxdp => loader.whole_edge(),
+        };
+        let loaded = loader.load()?;
         for Resized { map, pinned, asked } in loaded.resized() {
             tracing::info!(map, pinned, asked, "a table gets another size");
         }
@@ -128,9 +139,10 @@ impl Agent {
         for other in &others {
             tracing::warn!(
                 pins = %other.display(),
-                "pins of former tables: programs are replaced in place, tables filled anew"
+                "pins of former tables: programs are replaced in place"
             );
         }
+        log_takeover(loaded.takeover());
         let attachments = Attachments::new(loaded, pins, pins_lock, !others.is_empty())?;
         let mut tables = Tables::open(&attachments.loaded).map_err(StartError::Tables)?;
         for [announced, claims] in attachments
@@ -144,10 +156,7 @@ impl Agent {
                 );
             }
         }
-        let peers = config.peers.as_ref().filter(|_| config.desired.edge);
-        let states = peers.map(|_| PeerStates::new());
-        let waits_for_past = states.is_some() && tables.services().len() == 0;
-        let machine = Machine::of(&config.desired, &facts);
+        let waits_for_past = peers.is_some() && tables.services().len() == 0;
         let cluster = feed.map(Cluster::new);
         if let Some(cluster) = &cluster {
             cluster.show_machine(&facts, &config.desired);
@@ -173,8 +182,9 @@ impl Agent {
             tables,
             programmed: Programmed::new(now),
             announcing: Announcing::default(),
-            peering: Peering::new(states, waits_for_past),
+            peering: Peering::new(peers, waits_for_past),
             mending: Mending::default(),
+            whole_edge: None,
             periodic_work: PeriodicWork::new(now),
             problems: Problems::default(),
             publication: Publication::new(now),
@@ -223,7 +233,34 @@ fn refuse_smaller_than_used(pins: &Pins, sizes: &TableSizes) -> Result<(), Start
     Ok(())
 }
 
-fn loader(pins: Pins, sizes: &TableSizes) -> Loader {
+/// Returns the duties that the programs are loaded for at first. What an earlier agent has left may be for any, and goes on.
+fn duties(pins: &Pins, desired: &Desired, machine: &Machine) -> Result<Duties, PinError> {
+    if pins.map(map::STAGES).exists() || !pins.other_versions()?.is_empty() {
+        return Ok(Duties::ALL);
+    }
+    Ok(Duties {
+        node: desired.is_node(&machine.addresses),
+        nat: desired.by_nat().next().is_some(),
+    })
+}
+
+/// Says what becomes of the maps of an earlier version.
+fn log_takeover(takeover: &Takeover) {
+    if takeover.layout.is_none_or(|layout| layout == VERSION) {
+        return;
+    }
+    let list = |fate| takeover.of(fate).collect::<Vec<_>>().join(" ");
+    tracing::info!(
+        layout = takeover.layout,
+        adopted = list(Fate::Adopted),
+        converted = list(Fate::Converted),
+        replaced = list(Fate::Replaced),
+        "maps of another layout version"
+    );
+}
+
+/// Returns the loader of an agent with these sizes of tables.
+pub(crate) fn loader(pins: Pins, sizes: &TableSizes) -> Loader {
     let entries = entries(sizes).into_iter();
     entries.fold(Loader::pinned(pins), |loader, (map, entries)| {
         loader.max_entries(map, entries)

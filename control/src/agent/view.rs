@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fastpath::tables::{ServiceKey, Specs, TableView};
+use fastpath::whole_edge::{EdgeReader, WholeEdge};
 use imbl::{OrdMap, OrdSet};
 use serde_json::Value;
 use tokio::sync::watch;
@@ -65,6 +66,8 @@ pub(crate) struct View {
     pub(crate) not_made: NotMade,
     /// The thread that mends packets, if it is asked for.
     pub(crate) mend: Option<MendView>,
+    /// The counters of the threads that take frames all the way, if there are any.
+    pub(crate) edge: Option<EdgeReader>,
     /// Warnings for users.
     pub(crate) warnings: Vec<String>,
     pub(crate) cluster: Option<ClusterView>,
@@ -156,6 +159,7 @@ impl Agent {
             problems: self.problems.clone(),
             not_made: self.health_checks.not_made,
             mend: self.mending.view(),
+            edge: self.whole_edge.as_ref().map(WholeEdge::reader),
             warnings: warnings.chain(self.next_hops.warning()).cloned().collect(),
             cluster: self.cluster_view(),
         };

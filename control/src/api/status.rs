@@ -123,7 +123,9 @@ pub struct MendStatus {
     pub held_bytes: u64,
     /// Memory that they may take.
     pub memory_bytes: u64,
-    /// Why queues are not open.
+    /// Devices that take no frames from XDP, by which the agent sends; each with the number of nodes that are reached by it.
+    pub carried: BTreeMap<String, u64>,
+    /// Why queues are not open, and why such devices send nothing.
     pub problems: Vec<String>,
 }
 
@@ -134,6 +136,8 @@ pub struct PeersStatus {
     /// How this edge got the past of its slots: `own_past` (it was there), `from_peer`, `without` (no peer answered),
     /// `waits` (not yet).
     pub begun: String,
+    /// Why the key of the edges is not known, so that nothing is exchanged; `None` if it is known.
+    pub missing_key: Option<String>,
     /// Exchanges that this edge began.
     pub asked: u64,
     /// Requests of other edges that it answered.

@@ -20,8 +20,9 @@ use crate::desired::Desired;
 use crate::hash::fingerprint;
 use crate::index::objects::SERVICE_NAME;
 use crate::kubernetes::Identity;
-use crate::kubernetes::client::{self, SEED_SECRET};
+use crate::kubernetes::client;
 use crate::kubernetes::schema::{EndpointSlice, Node};
+use crate::kubernetes::shared_secret::{PEERS_KEY, SEED, has_peers_key, read_seed};
 
 /// Time limit of each answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -32,15 +33,19 @@ const PAGE: u32 = 100;
 const SOME_NODES: u32 = 100;
 
 /// Asks the API server and judges its answers. Returns the findings, and whether this machine has a Node, or
-/// may have one because the server did not tell.
-pub(super) fn look(options: &Kubernetes, desired: &Desired) -> (Vec<Finding>, bool) {
+/// may have one because the server did not tell. `exchanges` tells whether this edge exchanges owners with others.
+pub(super) fn look(
+    options: &Kubernetes,
+    desired: &Desired,
+    exchanges: bool,
+) -> (Vec<Finding>, bool) {
     let identity = Identity::of(options);
     let mut report = SubjectReport::of("kubernetes");
     let answers = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| error.to_string())
-        .and_then(|runtime| runtime.block_on(ask(options, desired, &identity)));
+        .and_then(|runtime| runtime.block_on(ask(options, desired, exchanges, &identity)));
     let may_be_node = match answers {
         Ok(answers) => {
             let sources = sources(desired, &answers);
@@ -105,7 +110,7 @@ impl fmt::Display for Right {
 }
 
 /// Lists the rights that the agent needs with this configuration.
-fn rights(options: &Kubernetes, desired: &Desired) -> Vec<Right> {
+fn rights(options: &Kubernetes, desired: &Desired, exchanges: bool) -> Vec<Right> {
     let all = |verbs: &'static [&'static str], group, resource| {
         verbs.iter().map(move |verb| Right {
             verb,
@@ -125,9 +130,14 @@ fn rights(options: &Kubernetes, desired: &Desired) -> Vec<Right> {
         ))
         .chain(all(&["create", "patch"], "events.k8s.io", "events"))
         .collect();
-    if options.hash_seed.is_none() {
-        rights.extend(all(&["get"], "", "secrets").map(|right| Right {
-            name: Some(SEED_SECRET),
+    let secrets = [
+        (&SEED, options.hash_seed.is_none()),
+        (&PEERS_KEY, exchanges),
+    ];
+    for (secret, is_read) in secrets {
+        let right = all(&["get"], "", "secrets").filter(|_| is_read);
+        rights.extend(right.map(|right| Right {
+            name: Some(secret.name),
             ..at(Within::Ours)(right)
         }));
     }
@@ -152,6 +162,8 @@ struct Answers {
     listed: Result<ListedMachines, String>,
     /// The seed of the cluster's Secret, or why there is none.
     seed: Result<u64, String>,
+    /// Whether the cluster's Secret has the key of the exchange between edges, or why not; `None` without an exchange.
+    peers_key: Option<Result<(), String>>,
     /// Addresses of some other Nodes.
     others: BTreeSet<IpAddr>,
 }
@@ -167,6 +179,7 @@ struct ListedMachines {
 async fn ask(
     options: &Kubernetes,
     desired: &Desired,
+    exchanges: bool,
     identity: &Identity,
 ) -> Result<Answers, String> {
     let mut config = client::infer().await.map_err(|error| chain(&error))?;
@@ -181,7 +194,7 @@ async fn ask(
     Ok(Answers {
         server,
         version: version.git_version,
-        denied: denied(&client, identity, rights(options, desired)).await,
+        denied: denied(&client, identity, rights(options, desired, exchanges)).await,
         node: nodes(&client, &own)
             .await
             .map(|nodes| nodes.into_iter().next()),
@@ -192,7 +205,11 @@ async fn ask(
             .flatten()
             .collect(),
         listed: listed_machines(&client, identity, &options.service).await,
-        seed: client::read_seed(&client, &identity.namespace, || {}).await,
+        seed: read_seed(&client, &identity.namespace).await,
+        peers_key: match exchanges {
+            true => Some(has_peers_key(&client, &identity.namespace).await),
+            false => None,
+        },
     })
 }
 
@@ -330,6 +347,20 @@ impl Answers {
             ),
         }
         self.add_seed(report, options.hash_seed, namespace);
+        match &self.peers_key {
+            Some(Ok(())) => {
+                report.ok(
+                    "key of edges",
+                    format!("of the Secret {namespace}/{}", PEERS_KEY.name),
+                );
+            }
+            Some(Err(reason)) => report.warn(
+                "key of edges",
+                format!("nothing is exchanged with other edges: {reason}"),
+                "start `guideway controller`, or make the Secret; mend the rights",
+            ),
+            None => {}
+        }
         match &self.node {
             Ok(Some(_)) => report.ok("Node", format!("{node_name} is there")),
             Ok(None) => report.warn(
@@ -383,7 +414,7 @@ impl Answers {
     /// Compares the seed of the file, if it has one, with that of the cluster's Secret.
     fn add_seed(&self, report: &mut SubjectReport, of_file: Option<u64>, namespace: &str) {
         const CHECK: &str = "hash seed";
-        let secret = format!("Secret {namespace}/{SEED_SECRET}");
+        let secret = format!("Secret {namespace}/{}", SEED.name);
         match (of_file, &self.seed) {
             (Some(own), Ok(shared)) if own != *shared => report.warn(
                 CHECK,

@@ -1,11 +1,14 @@
 //! Judges interfaces: driver, queues, MTU, offloads, and other programs there.
 
+use std::collections::BTreeMap;
+
 use fastpath::facts::{
     Egress, Filter, Interface, InterfaceError, NativeXdp, ReversePathFilter, XdpMode,
 };
 
 use super::finding::SubjectReport;
 use crate::desired::AttachMode;
+use crate::next_hop::CARRY_COST;
 
 /// Length of the largest outer header, in bytes: IPv6.
 const LARGEST_OUTER: u32 = 40;
@@ -214,10 +217,12 @@ fn programs(report: &mut SubjectReport, interface: &Interface, ours: bool) {
 /// Judges whether each interface accepts frames that are redirected from the others. `ours` are the interfaces
 /// for which an agent has pinned a link.
 ///
-/// A frame that the target does not accept is lost after it was counted as forwarded.
+/// A frame that the target does not accept is lost after it was counted as forwarded, unless the agent `mends` packets,
+/// and sends those.
 pub(super) fn redirect_targets(
     used: &[(Interface, AttachMode)],
     ours: &[String],
+    mends: bool,
 ) -> Vec<SubjectReport> {
     let mut judges = Vec::new();
     for (place, (interface, _)) in used.iter().enumerate() {
@@ -243,13 +248,20 @@ pub(super) fn redirect_targets(
                 "check again when the agent runs, unless what comes in by another interface never leaves by \
                  this one",
             ),
+            NativeXdp::Supported { .. } | NativeXdp::Unsupported if mends => report.ok(
+                "redirects",
+                format!(
+                    "{driver} takes no frames of other interfaces: the agent sends what comes in there and leaves here, \
+                     {CARRY_COST}"
+                ),
+            ),
             NativeXdp::Supported { .. } | NativeXdp::Unsupported => report.warn(
                 "redirects",
                 format!(
                     "{driver} takes no frames of other interfaces: what comes in there and leaves here is lost"
                 ),
-                "have clients and nodes behind one interface (a VLAN or a bond), use a NIC whose driver takes \
-                 redirected frames, or mode: generic on the others",
+                "set mend: on, which has the agent send it; or have clients and nodes behind one interface (a VLAN or a \
+                 bond), use a NIC whose driver takes redirected frames, or mode: generic on the others",
             ),
             // The finding about native XDP reports that the kernel is too old to tell.
             NativeXdp::Unknown => continue,
@@ -257,6 +269,29 @@ pub(super) fn redirect_targets(
         judges.push(report);
     }
     judges
+}
+
+/// Judges the other devices by which nodes are reached and that take no frames from XDP, each with the number of nodes.
+pub(super) fn carriers(nodes: &BTreeMap<String, usize>, mends: bool) -> Vec<SubjectReport> {
+    let judge = |(device, nodes): (&String, &usize)| {
+        let mut report = SubjectReport::of(device);
+        if mends {
+            report.ok(
+                "redirects",
+                format!(
+                    "takes no frames from XDP: the agent sends what is for {nodes} nodes, {CARRY_COST}"
+                ),
+            );
+        } else {
+            report.warn(
+                "redirects",
+                format!("takes no frames from XDP: what is for {nodes} nodes is lost"),
+                "set mend: on, which has the agent send it; or reach the nodes by an interface of the configuration",
+            );
+        }
+        report
+    };
+    nodes.iter().map(judge).collect()
 }
 
 /// Judges the egress hook of a device where a node's replies leave.

@@ -11,10 +11,14 @@ use fastpath::facts::{
 };
 
 use super::finding::SubjectReport;
+use crate::config::Datapath;
 use crate::desired::NatSettings;
 
-pub(super) fn kernel(report: &mut SubjectReport, kernel: &Kernel) {
-    let minimum = KernelVersion::MINIMUM;
+pub(super) fn kernel(report: &mut SubjectReport, kernel: &Kernel, datapath: Datapath) {
+    let minimum = match datapath {
+        Datapath::Xdp => KernelVersion::MINIMUM,
+        Datapath::Afxdp => KernelVersion::WHOLE_EDGE,
+    };
     let release = format!("{} ({minimum} or later is needed)", kernel.release);
     match kernel.version {
         Some(version) if version < minimum => report.fail("release", release, "upgrade the kernel"),
@@ -43,7 +47,7 @@ pub(super) fn kernel(report: &mut SubjectReport, kernel: &Kernel) {
             "use a kernel with CONFIG_DEBUG_INFO_BTF, as the distributions build it",
         );
     }
-    if kernel.softirq != Softirq::InTurn {
+    if datapath == Datapath::Xdp && kernel.softirq != Softirq::InTurn {
         report.fail(
             "PREEMPT_RT",
             "without PREEMPT_RT_NEEDS_BH_LOCK, or it cannot be seen: the program's scratch memory of a CPU would be shared",
@@ -118,6 +122,47 @@ pub(super) fn mending(has_af_xdp: bool, missing: &[Capability]) -> SubjectReport
                 Capability::IpcLock
             ),
             "grant it to the unit or container, or raise the limit (LimitMEMLOCK=)",
+        );
+    }
+    report
+}
+
+/// What the threads of `datapath: afxdp` take beside the rights that loading takes.
+pub(super) const WHOLE_EDGE: [Capability; 2] = MENDING;
+
+/// Judges whether threads can take the frames, as the configuration asks for, and whether they should.
+pub(super) fn whole_edge(
+    kernel: &Kernel,
+    has_af_xdp: bool,
+    missing: &[Capability],
+) -> SubjectReport {
+    let mut report = SubjectReport::of("datapath");
+    if has_af_xdp {
+        report.ok("AF_XDP", "the kernel has it");
+    } else {
+        report.fail(
+            "AF_XDP",
+            "afxdp: the kernel is built without CONFIG_XDP_SOCKETS",
+            "use a kernel that has it, as the distributions build it, or leave datapath out",
+        );
+    }
+    if missing.is_empty() {
+        report.ok("sockets", list(&WHOLE_EDGE));
+    } else {
+        report.fail(
+            "sockets",
+            format!("afxdp: {} missing", list(missing)),
+            "grant it to the unit or container: each receive queue locks 16 MiB of memory",
+        );
+    }
+    if !kernel.is_older(KernelVersion::MINIMUM) {
+        report.warn(
+            "choice",
+            format!(
+                "afxdp: kernel {} runs the XDP programs, which do more and are faster",
+                kernel.release
+            ),
+            "leave datapath out; for a NIC without native XDP set mode: generic",
         );
     }
     report
@@ -399,6 +444,7 @@ mod tests {
                 unprivileged_bpf_disabled: Some(true),
                 softirq: Softirq::Unknown,
             },
+            Datapath::Xdp,
         );
         let verdicts: Vec<Severity> = report
             .findings

@@ -16,8 +16,9 @@ use fastpath::capture::{Capture, Captured, Headers, Options, action};
 use fastpath::clock::monotonic_ns;
 use fastpath::pins::Pins;
 use tokio::signal::unix::{SignalKind, signal};
+use xdp_prog::punt::PuntHeader;
 
-use self::comment::{Names, is_punted};
+use self::comment::{Names, is_carried, is_punted};
 use self::devices::Devices;
 use self::file::{Direction, PcapNg, Record};
 use super::{keys_of, width_of};
@@ -115,7 +116,13 @@ impl Session {
     fn write(&mut self, captured: &Captured) -> Result<()> {
         let event = &captured.event;
         let before = Headers::read(&captured.before);
-        let after = (!captured.after.is_empty()).then(|| Headers::read(&captured.after));
+        let front = if is_carried(event) {
+            PuntHeader::LENGTH
+        } else {
+            0
+        };
+        let bytes = captured.after.get(front..).unwrap_or_default();
+        let after = (!bytes.is_empty()).then(|| Headers::read(bytes));
         let comment = self.names.comment(event, &before, after.as_ref());
         let device = self.devices.name(event.ifindex);
         self.file.write(Record {
@@ -139,8 +146,10 @@ impl Session {
         self.file.write(Record {
             device: &device,
             time_ns: event.after_ns,
-            length: event.after_length,
-            bytes: &captured.after,
+            length: event
+                .after_length
+                .saturating_sub(u32::try_from(front).unwrap_or_default()),
+            bytes,
             direction,
             comment: format!("after: {comment}"),
         })

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::validate::written;
 use super::{
     Config, DEFAULT_HASH_SEED, HealthCheckNodePorts, InterfaceEntry, InterfaceSelector, Kubernetes,
-    Peers, TableSizes,
+    Peers, PeersFound, TableSizes,
 };
 use crate::desired::{Announce, Desired, MendLimits, NodePortAddresses, Role};
 
@@ -24,6 +24,7 @@ pub fn effective(config: &Config) -> Value {
     json!({
         "interfaces": interfaces.collect::<Vec<_>>(),
         "roles": roles(desired),
+        "datapath": config.datapath.name(),
         "hash_seed": format!("{}, not shown", seed_source(config)),
         "sources": {
             "ipv4": desired.sources.ipv4,
@@ -133,10 +134,17 @@ fn announce(announce: &Announce) -> Value {
 }
 
 fn peers(peers: &Peers) -> Value {
+    let (addresses, key_file) = match &peers.found {
+        PeersFound::InFile {
+            addresses,
+            key_file,
+        } => (Some(texts(addresses)), Some(key_file)),
+        PeersFound::InCluster { .. } => (None, None),
+    };
     json!({
         "listen": peers.listen.map_or_else(|| "off".to_owned(), |at| at.to_string()),
-        "addresses": texts(&peers.addresses),
-        "key_file": peers.key_file,
+        "addresses": addresses,
+        "key_file": key_file,
     })
 }
 
@@ -145,6 +153,8 @@ fn mend_limits(limits: MendLimits) -> Value {
         "memory_kib": limits.bytes >> 10,
         "source_kib": limits.bytes_of_source >> 10,
         "wait": written(limits.wait),
+        "next_hop_packets": limits.packets_of_next_hop,
+        "next_hop_wait": written(limits.next_hop_wait),
     })
 }
 

@@ -11,7 +11,7 @@ use fastpath::mend::MENDED_END;
 use nix::sys::socket::SockaddrStorage;
 
 use super::problem::{Position, Problem};
-use super::{Config, ConfigError};
+use super::{Config, ConfigError, Datapath, PeersFound};
 use crate::chain::chain;
 use crate::desired::{ForwardMode, Role, Service, unspecified};
 use crate::peers::Key;
@@ -25,6 +25,8 @@ pub struct HostFacts {
     pub addresses: BTreeMap<IpAddr, String>,
     /// The same addresses in the kernel's order: the primary address of an interface comes first.
     pub in_order: Vec<IpAddr>,
+    /// Bonds and VLAN devices, each with the interfaces below it.
+    pub above: BTreeMap<String, String>,
     /// Interfaces that have a network: an address with a prefix that holds others too.
     pub networked: BTreeSet<String>,
 }
@@ -38,6 +40,7 @@ pub fn facts() -> std::io::Result<HostFacts> {
     let mut facts = HostFacts {
         // Not from /sys/class/net, which shows the namespace that mounted it.
         mtus: fastpath::facts::mtus().map_err(std::io::Error::other)?,
+        above: fastpath::facts::above_others().map_err(std::io::Error::other)?,
         ..HostFacts::default()
     };
     for interface in nix::ifaddrs::getifaddrs()? {
@@ -102,6 +105,7 @@ pub(super) fn problems(config: &Config, facts: &HostFacts) -> Vec<Problem> {
     problems.extend(interfaces(config, facts));
     problems.extend(nodes(config, facts));
     problems.extend(peers(config));
+    problems.extend(whole_edge(config, facts));
     problems.sort_by_key(|problem| problem.position);
     problems
 }
@@ -122,14 +126,47 @@ fn vips(config: &Config, facts: &HostFacts) -> Vec<Problem> {
     config.origins.vips.iter().filter_map(own).collect()
 }
 
+/// Requires of `datapath: afxdp` that the machine is no node, and that its interfaces have queues of their own.
+fn whole_edge(config: &Config, facts: &HostFacts) -> Vec<Problem> {
+    if config.datapath != Datapath::Afxdp {
+        return Vec::new();
+    }
+    let problem = |reason: String, remedy: String| Problem {
+        position: config.origins.datapath,
+        field: "datapath".to_owned(),
+        value: config.datapath.name().to_owned(),
+        reason,
+        remedy,
+    };
+    let own: BTreeSet<IpAddr> = facts.addresses.keys().copied().collect();
+    let node = config.desired.is_node(&own).then(|| {
+        problem(
+            "not with pods on this machine (role node)".to_owned(),
+            "set roles: [edge], or leave datapath out".to_owned(),
+        )
+    });
+    let interfaces = config.desired.interfaces.keys();
+    let above = interfaces.filter_map(|name| {
+        let below = facts.above.get(name)?;
+        Some(problem(
+            format!("interface {name} has no queues of its own"),
+            format!("name what is below it ({below}), or leave datapath out"),
+        ))
+    });
+    node.into_iter().chain(above).collect()
+}
+
 /// Requires a key with which edges know each other.
 fn peers(config: &Config) -> Option<Problem> {
     let peers = config.peers.as_ref().filter(|_| config.desired.edge)?;
-    let error = Key::read(&peers.key_file).err()?;
+    let PeersFound::InFile { key_file, .. } = &peers.found else {
+        return None;
+    };
+    let error = Key::read(key_file).err()?;
     Some(Problem {
         position: config.origins.key_file,
         field: "peers.key_file".to_owned(),
-        value: peers.key_file.display().to_string(),
+        value: key_file.display().to_string(),
         reason: chain(&error),
         remedy: "give every edge the same file with 32 random bytes or more, such as by \
                  `openssl rand -base64 48`"

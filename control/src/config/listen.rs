@@ -28,6 +28,14 @@ impl Listen {
     /// Environment variable with the node's addresses, separated by commas.
     pub const NODE_ADDRESSES: &str = "NODE_IPS";
 
+    /// Returns the port.
+    pub const fn port(self) -> u16 {
+        match self {
+            Self::At(socket) => socket.port(),
+            Self::Node(port) => port,
+        }
+    }
+
     /// Returns the sockets to listen at. `addresses` is the value of [`Self::NODE_ADDRESSES`].
     ///
     /// # Errors

@@ -76,6 +76,7 @@ sections! {
     File {
         interfaces: List<Spanned<Interface>>,
         roles: List<Spanned<String>>,
+        datapath: Text,
         nodes: List<Spanned<Node>>,
         hash_seed: Text,
         sources: Option<Sources>,
@@ -136,6 +137,7 @@ sections! {
         traffic_policy: Text,
         source_ranges: List<Spanned<String>>,
         session_affinity: Text,
+        session_affinity_seconds: Text,
         health: Option<Spanned<Health>>,
         backends: List<Spanned<Backend>>,
     }
@@ -187,6 +189,8 @@ sections! {
         memory_kib: Text,
         source_kib: Text,
         wait: Text,
+        next_hop_packets: Text,
+        next_hop_wait: Text,
     }
     Tables {
         lut_arena_mib: Text,

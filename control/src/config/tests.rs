@@ -76,6 +76,66 @@ fn good_file_becomes_the_desired_state() {
 }
 
 #[test]
+fn threads_refuse_by_name_what_they_do_not_do() {
+    let afxdp = format!("datapath: afxdp\n{GOOD}");
+    let config = parse(&afxdp).unwrap();
+    assert_eq!(config.datapath, Datapath::Afxdp);
+    assert_eq!(parse(GOOD).unwrap().datapath, Datapath::Xdp);
+    for (change, refused) in [
+        (
+            "roles: [node]\nnodes: [{address: 10.0.0.1}]\n",
+            "a machine that is no edge",
+        ),
+        ("announce: {interfaces: [eth0]}\n", "announce"),
+        ("mend: on\n", "mend: on"),
+        ("default_mode: nat\n", "service web by nat"),
+    ] {
+        let problems = parse(&format!("{change}{afxdp}")).unwrap_err();
+        let problem = problems.iter().find(|problem| problem.field == "datapath");
+        let problem = problem.unwrap_or_else(|| panic!("{change}: {problems:?}"));
+        assert_eq!(problem.value, "afxdp");
+        assert!(
+            problem.reason.starts_with(&format!("not with {refused}")),
+            "{problem:?}"
+        );
+        assert!(
+            problem.remedy.ends_with("or leave datapath out"),
+            "{problem:?}"
+        );
+    }
+    let other = parse(&GOOD.replace("interfaces", "datapath: dpdk\ninterfaces")).unwrap_err();
+    assert!(
+        other[0].to_string().contains("use xdp or afxdp"),
+        "{other:?}"
+    );
+}
+
+#[test]
+fn threads_take_no_machine_with_pods_and_no_bond() {
+    let text = format!("datapath: afxdp\nnodes: [{{address: 10.0.0.9}}]\n{GOOD}");
+    let facts = HostFacts {
+        mtus: [("eth0".to_owned(), 1500)].into(),
+        addresses: [("10.0.0.9".parse().unwrap(), "eth0".to_owned())].into(),
+        above: [("eth0".to_owned(), "enp1s0, enp2s0".to_owned())].into(),
+        ..HostFacts::default()
+    };
+    let reasons = |text: &str| -> Vec<String> {
+        let problems = host::problems(&parse(text).unwrap(), &facts).into_iter();
+        let of_datapath = problems.filter(|problem| problem.field == "datapath");
+        of_datapath
+            .map(|problem| format!("{}; {}", problem.reason, problem.remedy))
+            .collect()
+    };
+    let found = reasons(&text);
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(
+        found[0].contains("role node") && found[1].contains("(enp1s0, enp2s0)"),
+        "{found:?}"
+    );
+    assert_eq!(reasons(&text.replace("afxdp", "xdp")), [""; 0]);
+}
+
+#[test]
 fn every_field_is_taken_over() {
     let config = parse(EVERY_FIELD).unwrap();
     let desired = &config.desired;
@@ -140,21 +200,49 @@ fn every_field_is_taken_over() {
     let peers = config.peers.unwrap();
     let edges = ["10.0.0.9:9754", "[2001:db8::8]:9754"].map(|text| text.parse().unwrap());
     assert_eq!(peers.listen, Some(Listen::At(edges[0])));
-    assert_eq!(peers.addresses, edges.into());
-    assert_eq!(peers.key_file, Path::new("/etc/guideway/peers.key"));
+    let expected = PeersFound::InFile {
+        addresses: edges.into(),
+        key_file: "/etc/guideway/peers.key".into(),
+    };
+    assert_eq!(peers.found, expected);
 }
 
 #[test]
-fn peers_and_topology_hints_exclude_each_other() {
-    let text = "interfaces: [{name: eth0}]\nkubernetes: {}\npeers: {listen: off, addresses: ['10.0.0.2:9'], key_file: /k}\n";
-    let [problem] = &parse(text).unwrap_err()[..] else {
-        panic!("not one problem");
+fn in_a_cluster_peers_and_their_key_come_from_the_api() {
+    let text = "interfaces: [{name: eth0}]\nkubernetes: {}\npeers: {listen: 'node:10793'}\n";
+    let expected = Peers {
+        listen: Some(Listen::Node(10793)),
+        found: PeersFound::InCluster { port: 10793 },
     };
-    let expected = "peers: with topology hints, edges in other zones have other backends; set kubernetes.topology_hints \
-                    to ignore, or remove peers";
-    assert_eq!(problem.to_string(), expected);
-    let ignored = text.replace("{}", "{topology_hints: ignore}");
-    assert!(parse(&ignored).unwrap().peers.is_some());
+    assert_eq!(parse(text).unwrap().peers, Some(expected));
+    let more = text.replace("'}", "', addresses: ['10.0.0.2:9'], key_file: /k}");
+    for (text, expected) in [
+        (
+            more,
+            &[
+                "peers.addresses: the Kubernetes API says this; remove it; edges are the machines of \
+                 kubernetes.service",
+                "peers.key_file: the Kubernetes API says this; remove it; the key is in the Secret guideway-peers",
+            ][..],
+        ),
+        (
+            text.replace("'node:10793'", "off"),
+            &[
+                "peers.listen \"off\": other edges are asked at its port; give an address and port of this machine, or \
+               remove peers",
+            ],
+        ),
+        (
+            text.replace("listen: 'node:10793'", ""),
+            &[
+                "peers.listen: missing; give an address and port of this machine that other edges reach",
+            ],
+        ),
+    ] {
+        let problems = parse(&text).unwrap_err().into_iter();
+        let problems: Vec<String> = problems.map(|problem| problem.to_string()).collect();
+        assert_eq!(problems, expected);
+    }
 }
 
 #[test]
@@ -487,11 +575,11 @@ macro_rules! cases {
 /// Each replacement changes the first occurrence.
 const CASES: &[Case] = cases! {
     "unknown field at the top": "vips:" => "vpis:",
-        "3:1: vpis: unknown field; the fields here are interfaces, roles, nodes, hash_seed, sources, nat, default_mode, vips, node_port_addresses, node_port_range, clamp_mss, services, health, node_health, trusted_edges, kubernetes, announce, peers, mend, mend_limits, tables, api, metrics, pin_dir, node_config";
+        "3:1: vpis: unknown field; the fields here are interfaces, roles, datapath, nodes, hash_seed, sources, nat, default_mode, vips, node_port_addresses, node_port_range, clamp_mss, services, health, node_health, trusted_edges, kubernetes, announce, peers, mend, mend_limits, tables, api, metrics, pin_dir, node_config";
     "unknown field of an interface": "  - name: eth0" => "  - name: eth0\n    speed: 10",
         "3:5: speed: unknown field; the fields here are name, pattern, default_route, mode";
     "unknown field of a service": "    port: 80" => "    prot: 80",
-        "7:5: prot: unknown field; the fields here are name, address, port, node_port, protocol, mode, table_size, traffic_policy, source_ranges, session_affinity, health, backends";
+        "7:5: prot: unknown field; the fields here are name, address, port, node_port, protocol, mode, table_size, traffic_policy, source_ranges, session_affinity, session_affinity_seconds, health, backends";
     "unknown field of a backend": "weight" => "wieght",
         "11:29: wieght: unknown field; the fields here are address, port, node, weight, drain";
     "unknown field of sources": "interfaces:" => "sources: {ipv5: 1}\ninterfaces:",
@@ -592,6 +680,10 @@ const CASES: &[Case] = cases! {
         "1:21: mend_limits.wait \"0ms\": not a time to wait; give one from 1ms to 30s";
     "mend waits too long": "interfaces:" => "mend_limits: {wait: 31s}\ninterfaces:",
         "1:21: mend_limits.wait \"31s\": not a time to wait; give one from 1ms to 30s";
+    "mend waits for next hops too long": "interfaces:" => "mend_limits: {next_hop_wait: 31s}\ninterfaces:",
+        "1:30: mend_limits.next_hop_wait \"31s\": not a time to wait; give one from 1ms to 30s";
+    "mend holds nothing for next hops": "interfaces:" => "mend_limits: {next_hop_packets: 0}\ninterfaces:",
+        "1:33: mend_limits.next_hop_packets \"0\": not a number of packets; give a number from 1 to 4096";
 
     "default mode": "interfaces:" => "default_mode: dsr\ninterfaces:",
         "1:15: default_mode \"dsr\": not a forwarding mode; use ipip, l2dsr or nat";
@@ -766,6 +858,10 @@ const CASES: &[Case] = cases! {
         "7:21: services[0].traffic_policy \"local\": nat has no pods of this machine; use traffic_policy: cluster, or mode ipip or l2dsr";
     "local policy without pods": "      - {address: 10.0.0.2, weight: 3}\n" => "    traffic_policy: local\n",
         "10:18: services[0].backends[0].address \"10.0.0.1\": with traffic_policy: local every backend is a pod; give the node that the backend is a pod of, or use traffic_policy: cluster";
+    "seconds without affinity": "    port: 80" => "    session_affinity_seconds: 60\n    port: 80",
+        "7:31: services[0].session_affinity_seconds \"60\": of a service without affinity; write session_affinity: client-ip, or leave the field out";
+    "seconds of affinity": "    port: 80" => "    session_affinity: client-ip\n    session_affinity_seconds: 0\n    port: 80",
+        "8:31: services[0].session_affinity_seconds \"0\": not a number of seconds; use 1 to 86400, or leave the field out for 10800";
     "session affinity": "    port: 80" => "    session_affinity: ClientIP\n    port: 80",
         "7:23: services[0].session_affinity \"ClientIP\": not a session affinity; use none or client-ip";
     "source range": "    port: 80" => "    source_ranges: [office]\n    port: 80",

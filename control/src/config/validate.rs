@@ -12,6 +12,7 @@ mod peers;
 mod services;
 mod tables;
 mod values;
+mod whole_edge;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -90,7 +91,8 @@ impl Rules {
         let metrics = file.metrics.as_ref();
         let metrics = metrics.and_then(|metrics| metrics.listen.as_ref());
         let clamp_mss = self.read("clamp_mss", &file.clamp_mss, values::switch);
-        Config {
+        let datapath = self.read("datapath", &file.datapath, values::datapath);
+        let mut config = Config {
             desired: Desired {
                 edge,
                 node,
@@ -117,6 +119,7 @@ impl Rules {
                     .collect(),
             },
             interfaces,
+            datapath: datapath.unwrap_or_default(),
             tables,
             socket: socket.unwrap_or_else(|| PathBuf::from(DEFAULT_SOCKET)),
             metrics: self
@@ -129,8 +132,11 @@ impl Rules {
             peers: self.peers(file, kubernetes.as_ref()),
             kubernetes,
             node_config: Vec::new(),
-            origins: std::mem::take(&mut self.origins),
-        }
+            origins: Origins::default(),
+        };
+        self.fits_whole_edge(file, &config);
+        config.origins = std::mem::take(&mut self.origins);
+        config
     }
 
     /// Reads a value that may be absent. Reports it if `read` rejects it.

@@ -24,14 +24,13 @@ use super::lease::LeadershipTerm;
 use super::metrics::Values;
 use super::object_cache::Versioned;
 use super::planner::Planner;
-use super::seed;
+use super::secrets;
 use super::unclaimed::Unclaimed;
 use super::write::{WriteError, Writer};
 use super::write_scheduler::WriteScheduler;
 use crate::chain::chain;
 use crate::index::objects::{API_SERVICE, SERVICE_NAME};
 use crate::kubernetes::leases::{self, announced};
-use crate::kubernetes::request_errors::Purpose;
 use crate::kubernetes::schema::{Namespace, Service};
 use crate::kubernetes::watch_results::{WatchAnswer, WatchResult, watch_results};
 use crate::timer::sleep_until;
@@ -40,8 +39,8 @@ use crate::timer::sleep_until;
 const EVENTS_AT_ONCE: usize = 1024;
 /// Most writes at a time that only tell who announces addresses. When an edge is lost, all of its addresses move.
 const ANNOUNCERS_AT_ONCE: usize = 100;
-/// Pause after a failure to read or make the seed.
-const SEED_PAUSE: Duration = Duration::from_secs(5);
+/// Pause after a failure to read or make a Secret.
+const SECRETS_PAUSE: Duration = Duration::from_secs(5);
 
 /// Where Guideway's own objects and the API server are, and which Services are ours.
 pub(super) struct ControllerScope {
@@ -72,8 +71,8 @@ pub(super) async fn follow(
     let mut schedule = WriteScheduler::default();
     let mut unclaimed = Unclaimed::default();
     let mut term = LeadershipTerm::default();
-    // When to make sure of the seed. Agents wait for it, so this does not wait for the lists.
-    let mut seed_due = Some(Instant::now());
+    // When to make sure of the Secrets. Agents wait for them, so this does not wait for the lists.
+    let mut secrets_due = Some(Instant::now());
     loop {
         let leads = terms.borrow().is_leading();
         let is_ready = leads && planner.missing().is_empty();
@@ -103,11 +102,9 @@ pub(super) async fn follow(
                     values.send_modify(Values::forget);
                 }
             }
-            () = sleep_until(seed_due), if leads => {
-                seed_due = match writer.counted(Purpose::Seed, seed::ensure(&secrets)).await {
-                    Ok(()) => None,
-                    Err(_) => Some(Instant::now() + SEED_PAUSE),
-                };
+            () = sleep_until(secrets_due), if leads => {
+                let are_made = secrets::ensure_all(&secrets, &writer).await;
+                secrets_due = (!are_made).then(|| Instant::now() + SECRETS_PAUSE);
             }
             () = sleep_until(planner.announcements.due()), if is_ready => {
                 schedule.dirty |= planner.announcements.settle(Instant::now());

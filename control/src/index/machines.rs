@@ -175,6 +175,13 @@ impl Machines {
             .collect()
     }
 
+    /// Lists an address of each other Node that runs Guideway, and those of all edges outside the cluster.
+    pub(super) fn peers(&self) -> BTreeSet<IpAddr> {
+        let nodes = self.nodes.keys().filter(|name| !self.is_own(name));
+        let nodes = nodes.filter_map(|name| self.address(name));
+        nodes.chain(self.edges().iter().copied()).collect()
+    }
+
     pub(super) fn edges(&self) -> &BTreeSet<IpAddr> {
         &self.guideway_machines.edges
     }

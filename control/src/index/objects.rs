@@ -84,6 +84,8 @@ pub struct Service {
     pub external_traffic_policy: Option<Text>,
     /// `spec.sessionAffinity`.
     pub session_affinity: Option<Text>,
+    /// `spec.sessionAffinityConfig.clientIP.timeoutSeconds`.
+    pub affinity_seconds: Option<i32>,
     /// `spec.healthCheckNodePort`.
     pub health_check_node_port: Option<i32>,
 }

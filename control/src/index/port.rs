@@ -38,6 +38,17 @@ impl ServedAt {
     }
 }
 
+/// The backends of a port.
+#[derive(Clone, Copy, Debug)]
+struct BackendSet<'a> {
+    mode: ForwardMode,
+    backends: &'a [BackendSpec],
+    /// Whether hints select them.
+    is_by_hints: bool,
+    /// How many are pods of this machine.
+    own_pods: u64,
+}
+
 impl OutcomeBuilder<'_> {
     /// Adds the services of one port in one address family.
     pub(super) fn port(
@@ -98,7 +109,13 @@ impl OutcomeBuilder<'_> {
             .nodes
             .extend(nodes.filter_map(|node| machines.address(node)));
         for at in served_at {
-            let Some(key) = self.service(port, is_ipv4, *at, (mode, &backends), own_pods) else {
+            let set = BackendSet {
+                mode,
+                backends: &backends,
+                is_by_hints: selection.is_by_hints,
+                own_pods,
+            };
+            let Some(key) = self.service(port, is_ipv4, *at, set) else {
                 continue;
             };
             if !draining.is_empty() {
@@ -202,15 +219,14 @@ impl OutcomeBuilder<'_> {
     }
 
     /// Adds the service of one port at one address. Returns its key, or `None` if it is not served there.
-    /// `own_pods` is the number of backends that are pods of this machine.
     fn service(
         &mut self,
         port: &Port,
         is_ipv4: bool,
         at: ServedAt,
-        (mode, backends): (ForwardMode, &[BackendSpec]),
-        own_pods: u64,
+        set: BackendSet<'_>,
     ) -> Option<ServiceKey> {
+        let mode = set.mode;
         let machines = self.machines;
         let (address, number) = match at {
             ServedAt::LoadBalancer(address) | ServedAt::External(address) => (address, port.number),
@@ -230,7 +246,7 @@ impl OutcomeBuilder<'_> {
             );
             return None;
         }
-        let mut backends = self.translatable(&key, backends)?;
+        let mut backends = self.translatable(&key, set.backends)?;
         backends.shrink_to_fit();
         // The kernel receives packets to the machine's own addresses too. L2 DSR leaves that address in the
         // packet, and the pod's machine would not accept it as its own.
@@ -273,7 +289,9 @@ impl OutcomeBuilder<'_> {
                 .wanted
                 .affinity
                 .then(|| affinity_seed(self.options.hash_seed, &name)),
+            affinity_seconds: self.wanted.affinity_seconds,
             node_port: is_machine,
+            hinted: set.is_by_hints,
         };
         let log2 = spec.log2_slots_for(spec.sharing().count());
         let slots = at.tables() << log2.unwrap_or(MAX_LOG2_LEN);
@@ -281,7 +299,7 @@ impl OutcomeBuilder<'_> {
             slots,
             services: at.tables(),
             backends: 0,
-            pods: own_pods * at.tables(),
+            pods: set.own_pods * at.tables(),
             source_ranges: spec.source_ranges.len() as u64,
         };
         if !self.take(takes, || served_at_name(&key)) {

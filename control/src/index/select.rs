@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use super::slice::{Endpoint, EndpointCondition, Slice, Slices};
 use crate::desired::Protocol;
@@ -71,6 +72,8 @@ pub(super) struct Selection<'a> {
     pub(super) draining: Vec<PortEndpoint<'a>>,
     /// With policy `Local`: endpoints that share the connections of their own nodes.
     pub(super) by_node: Vec<PortEndpoint<'a>>,
+    /// Whether hints count, so that machines elsewhere use other endpoints.
+    pub(super) is_by_hints: bool,
 }
 
 /// Selects among the endpoints that slices have for a port. Endpoints that are not `sound` count as absent.
@@ -99,14 +102,16 @@ pub(super) fn select<'a>(
     let is_fallback = cluster
         .first()
         .is_some_and(|first| first.endpoint.condition == EndpointCondition::Draining);
+    let is_by_hints = location.hints && !is_local && !is_fallback && are_divided(&cluster);
     let mut selection = Selection {
         used: if is_local && location.node.is_some() {
             by_node.clone()
-        } else if location.hints && !is_local && !is_fallback {
+        } else if is_by_hints {
             by_hints(cluster, location)
         } else {
             cluster
         },
+        is_by_hints,
         ..Selection::default()
     };
     let is_used = |candidate: &PortEndpoint<'_>| {
@@ -181,29 +186,39 @@ fn usable_by_node<'a>(all: &[PortEndpoint<'a>]) -> Vec<PortEndpoint<'a>> {
     usable
 }
 
-/// Returns the endpoints that hints assign to this machine: by node, else by zone, else all of them. Hints of a
-/// kind (node or zone) count only if every endpoint has one.
+/// The names that an endpoint's hints of a kind have.
+type HintsOfKind = fn(&Endpoint) -> &[Arc<str>];
+
+const NODES: HintsOfKind = |endpoint| endpoint.hints.as_ref().map_or(&[], |hints| &hints.nodes);
+const ZONES: HintsOfKind = |endpoint| endpoint.hints.as_ref().map_or(&[], |hints| &hints.zones);
+
+/// Tells whether every endpoint has hints of a kind. Else those of the kind do not count.
+fn are_whole(hints: HintsOfKind, ready: &[PortEndpoint<'_>]) -> bool {
+    let mut ready = ready.iter();
+    ready.all(|candidate| !hints(candidate.endpoint).is_empty())
+}
+
+/// Tells whether hints divide the endpoints between machines. All machines find the same, wherever they are.
+fn are_divided(ready: &[PortEndpoint<'_>]) -> bool {
+    !ready.is_empty() && (are_whole(NODES, ready) || are_whole(ZONES, ready))
+}
+
+/// Returns the endpoints that hints assign to this machine: by node, else by zone, else all of them.
 fn by_hints<'a>(
     ready: Vec<PortEndpoint<'a>>,
     location: &MachineLocation<'_>,
 ) -> Vec<PortEndpoint<'a>> {
-    type Kind = fn(&Endpoint) -> &[std::sync::Arc<str>];
-    let nodes: Kind = |endpoint| endpoint.hints.as_ref().map_or(&[], |hints| &hints.nodes);
-    let zones: Kind = |endpoint| endpoint.hints.as_ref().map_or(&[], |hints| &hints.zones);
-    for (hinted, own) in [(nodes, location.node), (zones, location.zone)] {
-        let Some(own) = own else { continue };
+    for (hints, own) in [(NODES, location.node), (ZONES, location.zone)] {
+        let Some(own) = own.filter(|_| are_whole(hints, &ready)) else {
+            continue;
+        };
         let names_own = |candidate: &&PortEndpoint<'a>| {
-            let mut hints = hinted(candidate.endpoint).iter();
+            let mut hints = hints(candidate.endpoint).iter();
             hints.any(|hint| **hint == *own)
         };
-        if ready
-            .iter()
-            .all(|candidate| !hinted(candidate.endpoint).is_empty())
-        {
-            let left: Vec<PortEndpoint<'a>> = ready.iter().filter(names_own).copied().collect();
-            if !left.is_empty() {
-                return left;
-            }
+        let left: Vec<PortEndpoint<'a>> = ready.iter().filter(names_own).copied().collect();
+        if !left.is_empty() {
+            return left;
         }
     }
     ready

@@ -34,6 +34,8 @@ pub(super) struct CapturedService {
     pub(super) source_ranges: BTreeSet<IpNet>,
     pub(super) only_local: bool,
     pub(super) affinity: bool,
+    /// How long a client keeps its pod, in seconds.
+    pub(super) affinity_seconds: Option<u32>,
     pub(super) mode: ForwardMode,
     pub(super) log2_slots: Option<u8>,
     /// The `healthCheckNodePort`, where the number of local endpoints is reported.
@@ -138,6 +140,9 @@ pub(super) fn read(
             ["None", "ClientIP"],
             findings,
         ),
+        affinity_seconds: service
+            .affinity_seconds
+            .and_then(|seconds| u32::try_from(seconds).ok()),
         mode: read_mode(service, findings).unwrap_or(options.default_mode),
         log2_slots: read_table_size(service, findings),
         health_check_port,

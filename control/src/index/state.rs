@@ -33,6 +33,8 @@ pub struct State {
     pub nodes: BTreeSet<IpAddr>,
     /// Addresses of the edges outside the cluster.
     pub trusted_edges: BTreeSet<IpNet>,
+    /// An address of each other Node that runs Guideway, and those of all edges outside the cluster.
+    pub peers: BTreeSet<IpAddr>,
     /// Whether this machine's Node is about to be removed; `None` if there is no such Node.
     pub leaving: Option<bool>,
     /// Addresses from which other machines accept this machine's packets: those of its Node, once our slices
@@ -60,7 +62,8 @@ pub struct Changes {
     pub computed: usize,
     /// Keys of dataplane services that were added, changed or removed.
     pub services: BTreeSet<ServiceKey>,
-    /// Whether `announcers`, `vips`, `assigned`, `shared`, `nodes`, `trusted_edges` or `known_as` changed.
+    /// Whether `announcers`, `vips`, `assigned`, `shared`, `nodes`, `trusted_edges`, `known_as` or
+    /// `peers` changed.
     pub addresses: bool,
     /// Whether `draining` changed.
     pub draining: bool,

@@ -5,13 +5,10 @@ use std::env;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use kube::Client;
 use kube::config::{InferConfigError, KubeConfigOptions, KubeconfigError};
-use kube::{Api, Client};
 
-use super::request_errors::{Purpose, RequestErrors};
-use super::schema::Secret;
-use crate::chain::chain;
-use crate::config::{Kubernetes, parse_seed};
+use crate::config::Kubernetes;
 
 /// Environment variable with the name of this machine's Node. Pods get it from the downward API.
 const NODE_NAME: &str = "NODE_NAME";
@@ -19,13 +16,8 @@ const NODE_NAME: &str = "NODE_NAME";
 const NAMESPACE: &str = "POD_NAMESPACE";
 /// Namespace of Guideway's own objects unless configured.
 pub(crate) const DEFAULT_NAMESPACE: &str = "guideway-system";
-/// Name of the Secret that holds the seed of the flow hash, and the seed's key in it.
-pub(crate) const SEED_SECRET: &str = "guideway-seed";
-pub(crate) const SEED_KEY: &str = "seed";
 /// How long the server may send nothing in answer to a request. A watch without changes is quiet for less.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(70);
-/// Pause between two attempts to read the seed.
-const SEED_PAUSE: Duration = Duration::from_secs(2);
 
 /// Why the API cannot be used at all. A server that does not answer is not among the reasons.
 #[derive(Debug, thiserror::Error)]
@@ -157,47 +149,4 @@ pub(crate) async fn addresses(config: &kube::Config) -> BTreeSet<SocketAddr> {
             BTreeSet::new()
         }
     }
-}
-
-/// Waits for the seed that the controller chose for the cluster. Calls `waiting` with the reason for each wait.
-pub(super) async fn seed(
-    client: &Client,
-    namespace: &str,
-    request_errors: &RequestErrors,
-    mut waiting: impl FnMut(String),
-) -> u64 {
-    loop {
-        match read_seed(client, namespace, || request_errors.count(Purpose::Seed)).await {
-            Ok(seed) => return seed,
-            Err(reason) => waiting(reason),
-        }
-        tokio::time::sleep(SEED_PAUSE).await;
-    }
-}
-
-/// Reads the seed of the cluster's Secret.
-///
-/// # Errors
-///
-/// Why there is none. `refused` is called if the server did not give the Secret.
-pub(crate) async fn read_seed(
-    client: &Client,
-    namespace: &str,
-    refused: impl FnOnce(),
-) -> Result<u64, String> {
-    let secrets: Api<Secret> = Api::namespaced(client.clone(), namespace);
-    let name = format!("Secret {namespace}/{SEED_SECRET}");
-    let secret = secrets.get_opt(SEED_SECRET).await;
-    let secret = secret.map_err(|error| {
-        refused();
-        format!("cannot read the {name}: {}", chain(&error))
-    })?;
-    let secret = secret.ok_or_else(|| {
-        format!("there is no {name} with the seed of the flow hash; `guideway controller` makes it")
-    })?;
-    let data = secret.data.unwrap_or_default();
-    let text = data.get(SEED_KEY);
-    let text = text.and_then(|bytes| str::from_utf8(&bytes.0).ok());
-    text.and_then(|text| parse_seed(text.trim()))
-        .ok_or_else(|| format!("the {name} has no 64-bit number under {SEED_KEY}"))
 }

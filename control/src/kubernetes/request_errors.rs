@@ -20,6 +20,8 @@ pub(crate) enum Purpose {
     LeaseWatch,
     /// List or watch the metadata of this machine's Node.
     NodeWatch,
+    /// Read or make the key of the exchange between edges.
+    PeersKey,
     /// Read a pool again after somebody else has written it.
     Pool,
     Seed,
@@ -34,6 +36,10 @@ impl Purpose {
             Self::Lease => ("lease", "read or renew the Lease"),
             Self::LeaseWatch => ("lease_watch", "watch the Leases of edges"),
             Self::NodeWatch => ("node_watch", "watch this machine's Node"),
+            Self::PeersKey => (
+                "peers_key",
+                "read or make the key of the exchange between edges",
+            ),
             Self::Pool => ("pool", "read a pool"),
             Self::Seed => ("seed", "read or make the seed of the flow hash"),
         }
@@ -74,13 +80,20 @@ impl RequestErrors {
             Purpose::Lease,
             Purpose::LeaseWatch,
             Purpose::NodeWatch,
+            Purpose::PeersKey,
             Purpose::Seed,
         ])
     }
 
     /// Returns counters for the requests of a controller, all 0.
     pub(crate) fn of_controller() -> Self {
-        Self::none([Purpose::Event, Purpose::Lease, Purpose::Pool, Purpose::Seed])
+        Self::none([
+            Purpose::Event,
+            Purpose::Lease,
+            Purpose::PeersKey,
+            Purpose::Pool,
+            Purpose::Seed,
+        ])
     }
 
     fn none<const N: usize>(purposes: [Purpose; N]) -> Self {
@@ -143,6 +156,7 @@ mod tests {
             ("lease", 2),
             ("lease_watch", 0),
             ("node_watch", 0),
+            ("peers_key", 0),
             ("seed", 1),
         ];
         assert_eq!(request_errors.by_name(), expected.into());

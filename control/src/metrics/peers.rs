@@ -26,6 +26,11 @@ pub(super) fn encode(peers: Option<&PeersStatus>, metrics: &mut Metrics<'_>) -> 
     let Some(status) = peers else {
         return Ok(());
     };
+    metrics.gauge(
+        "peers_key_missing",
+        "Whether the key that edges share is not known here, so that nothing is exchanged",
+        u64::from(status.missing_key.is_some()),
+    )?;
     metrics.counter(
         "peer_exchanges",
         "Exchanges of owners that this edge began",

@@ -20,13 +20,20 @@ pub(super) fn encode(snapshot: &Snapshot, metrics: &mut Metrics<'_>) -> fmt::Res
     let mend = snapshot.status.mend.as_ref();
     metrics.gauges(
         "mend_held_packets",
-        "Packets that are held until the first fragment of their datagram comes; only if packets are mended",
+        "Packets that are held until the first fragment of their datagram comes, or their next hop is known; only if packets are mended",
         mend.map(|mend| ([("of", "all")], mend.held)),
     )?;
     metrics.gauges(
         "mend_held_bytes",
         "Memory that held packets take, with what is noted of each; only if packets are mended",
         mend.map(|mend| ([("of", "all")], mend.held_bytes)),
+    )?;
+    metrics.gauges(
+        "mend_carried_next_hops",
+        "Nodes that are reached by a device that takes no frames from XDP, so that the agent sends them; only if packets are mended",
+        mend.into_iter()
+            .flat_map(|mend| &mend.carried)
+            .map(|(device, nodes)| ([("device", device.as_str())], *nodes)),
     )?;
     let queues = mend.map(|mend| [("wanted", mend.queues), ("open", mend.open)]);
     metrics.gauges(

@@ -4,13 +4,16 @@ use std::collections::BTreeMap;
 
 use fastpath::facts;
 use fastpath::mend::{Counts, Outcome};
+use fastpath::nexthop::Resolution;
 use fastpath::tables::{ReasonCount, TableError};
+use fastpath::whole_edge::{EDGE_LOST, EdgeOutcome, EdgeReader};
 use xdp_prog::failure::Failure;
 use xdp_prog::reason::{PassReason, ReasonKind};
 
 use super::Observation;
 use crate::api::{MendStatus, Reason, Untrusted};
 use crate::chain::chain;
+use crate::next_hop::DeviceNames;
 
 impl Observation<'_> {
     pub(super) fn last_untrusted(&self) -> Option<Untrusted> {
@@ -83,7 +86,27 @@ impl Observation<'_> {
             },
         };
         let reasons = reasons.into_iter().map(row);
-        reasons.chain(self.mended()).collect()
+        reasons
+            .chain(self.mended())
+            .chain(self.by_threads())
+            .collect()
+    }
+
+    /// Lists what threads have done with packets since the agent's start.
+    fn by_threads(&self) -> Vec<Reason> {
+        let none = EdgeReader::default();
+        let threads = self.view.edge.as_ref().unwrap_or(&none);
+        let outcomes = EdgeOutcome::ALL.map(|outcome| (outcome.label(), threads.of(outcome)));
+        let rows = outcomes.into_iter().chain([(EDGE_LOST, threads.lost())]);
+        rows.map(|(reason, packets)| Reason {
+            action: "edge".to_owned(),
+            reason: reason.to_owned(),
+            packets,
+            rates: None,
+            drivers: BTreeMap::new(),
+            last: None,
+        })
+        .collect()
     }
 
     /// Lists what became of punted packets since the agent's start.
@@ -129,8 +152,23 @@ impl Observation<'_> {
             held,
             held_bytes,
             memory_bytes: mend.limits.bytes as u64,
+            carried: self.carried(),
             problems,
         })
+    }
+
+    /// Counts the nodes that are reached by devices that take no frames from XDP.
+    fn carried(&self) -> BTreeMap<String, u64> {
+        let names = DeviceNames::read();
+        let mut carried = BTreeMap::new();
+        for node in self.nodes_in_use() {
+            if let Some(Resolution::Resolved(hop)) = self.view.tables.next_hop(node)
+                && hop.is_carried
+            {
+                *carried.entry(names.of(hop.ifindex)).or_default() += 1;
+            }
+        }
+        carried
     }
 }
 

@@ -55,7 +55,7 @@ impl Observation<'_> {
         }
     }
 
-    fn nodes_in_use(&self) -> BTreeSet<IpAddr> {
+    pub(super) fn nodes_in_use(&self) -> BTreeSet<IpAddr> {
         let backends = self.view.tables.backends();
         backends.map(|(backend, _)| backend.key.address).collect()
     }

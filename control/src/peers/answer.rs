@@ -12,9 +12,11 @@ use tokio::time::{sleep, timeout};
 
 use super::frame::{Connection, Instance};
 use super::key::{Key, Side};
-use super::message::{MOST_REQUEST_BYTES, Request, ServicesPage, encode_digest, encode_owners};
+use super::message::{
+    DigestOfAll, MOST_REQUEST_BYTES, Request, ServicesPage, decode, encode, encode_owners,
+};
 use super::refusal::Refusal;
-use super::{EXCHANGE_TIMEOUT, Owners, PeerStates};
+use super::{ComingKey, EXCHANGE_TIMEOUT, Owners, PeerStates};
 use crate::http::{ConnectionLimit, SourceLimit};
 
 /// Most simultaneous connections. One more closes the oldest that has not asked anything.
@@ -29,10 +31,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Answers peers for ever.
 pub(crate) async fn serve<O: Owners>(
     listener: TcpListener,
-    key: Key,
+    key: ComingKey,
     owners: O,
     states: PeerStates,
 ) -> Infallible {
+    let key = key.await;
     let connections = ConnectionLimit::new(MOST_CONNECTIONS);
     let sources = SourceLimit::new(MOST_OF_SOURCE);
     loop {
@@ -94,7 +97,7 @@ where
     let go_on = async {
         let mut answers = 0;
         while let Some(body) = request.take() {
-            let answer = answer_to(Request::decode(&body)?, owners).await;
+            let answer = answer_to(decode(&body)?, owners).await;
             let ending = || Refusal::Unreachable("the agent is ending".to_owned());
             peer.answer(&answer.ok_or_else(ending)?).await?;
             answers += 1;
@@ -111,7 +114,10 @@ async fn answer_to<O: Owners>(request: Request, owners: &O) -> Option<Vec<u8>> {
     match request {
         Request::Digest => {
             let summary = owners.summary();
-            Some(encode_digest(summary.whole, summary.seed))
+            Some(encode(&DigestOfAll {
+                whole: summary.whole,
+                seed: summary.seed,
+            }))
         }
         Request::Services(after) => {
             let services = owners.summary().services;
@@ -122,7 +128,7 @@ async fn answer_to<O: Owners>(request: Request, owners: &O) -> Option<Vec<u8>> {
                     ServicesPage::of(services.range(behind))
                 }
             };
-            Some(page.encode())
+            Some(encode(&page))
         }
         Request::Owners(keys) => Some(encode_owners(&owners.owners(keys).await?)),
     }

@@ -10,7 +10,7 @@ use super::digest::{Digest, SeedFingerprint, Summary};
 use super::frame::{Connection, FRAME_BYTES, Instance};
 use super::key::{Key, Side};
 use super::message::{
-    MOST_ANSWER_BYTES, MOST_KEYS, Request, ServicesPage, decode_digest, decode_owners,
+    DigestOfAll, MOST_ANSWER_BYTES, MOST_KEYS, Request, ServicesPage, decode, decode_owners, encode,
 };
 use super::refusal::Refusal;
 use super::{MOST_BYTES, Told};
@@ -84,7 +84,7 @@ pub(super) async fn ask<S: AsyncRead + AsyncWrite + Unpin>(
         left: MOST_BYTES,
     };
     let answer = peer.ask(&Request::Digest).await?;
-    let (whole, seed) = decode_digest(&answer)?;
+    let DigestOfAll { whole, seed } = decode(&answer)?;
     if seed != question.own.seed {
         let digits = |seed: SeedFingerprint| String::from_utf8_lossy(&seed).into_owned();
         return Err(Refusal::OtherSeed {
@@ -137,7 +137,7 @@ struct Peer<'k, S> {
 impl<S: AsyncRead + AsyncWrite + Unpin> Peer<'_, S> {
     async fn ask(&mut self, request: &Request) -> Result<Vec<u8>, Refusal> {
         let most = self.left.min(MOST_ANSWER_BYTES);
-        let answer = self.connection.ask(&request.encode(), most).await?;
+        let answer = self.connection.ask(&encode(request), most).await?;
         self.left = self.left.saturating_sub(answer.len() + FRAME_BYTES);
         Ok(answer)
     }

@@ -1,12 +1,10 @@
 //! Digests of owners: equal ones need no exchange.
 
-use std::collections::BTreeSet;
-
-use fastpath::tables::SlotOwners;
+use fastpath::tables::{FormerOwner, SlotOwners};
 use imbl::OrdMap;
 use ring::digest::{SHA256, digest};
 
-use super::message::Writer;
+use super::message::encode;
 use crate::desired::ServiceKey;
 use crate::hash::fingerprint;
 
@@ -66,33 +64,27 @@ impl Summary {
 /// Returns the digest of a service's key, length, owners and past owners. The moments of past owners do not count, nor
 /// their order.
 fn digest_of(key: &ServiceKey, owners: &SlotOwners) -> Digest {
-    let members = |list: &Vec<_>| {
-        let members = list
-            .iter()
-            .map(|former: &fastpath::tables::FormerOwner| former.backend);
-        members.collect::<BTreeSet<u32>>()
+    let members = |list: &Vec<FormerOwner>| {
+        let mut members: Vec<u32> = list.iter().map(|former| former.backend).collect();
+        members.sort_unstable();
+        members.dedup();
+        members
     };
-    let lists: Vec<BTreeSet<u32>> = owners.lists.iter().map(members).collect();
-    let different: BTreeSet<&BTreeSet<u32>> = lists.iter().collect();
-    let different: Vec<&BTreeSet<u32>> = different.into_iter().collect();
+    let lists: Vec<Vec<u32>> = owners.lists.iter().map(members).collect();
+    let mut different: Vec<&Vec<u32>> = lists.iter().collect();
+    different.sort_unstable();
+    different.dedup();
     let places = lists.iter();
     let places: Vec<usize> = places
         .map(|list| different.partition_point(|other| *other < list))
         .collect();
-    let mut form = Writer::default();
-    form.key(key);
-    form.byte(owners.log2);
-    form.backends(&owners.backends);
-    for list in different {
-        form.length(list.len());
-        list.iter().for_each(|member| form.number(*member));
-    }
-    for slot in &owners.slots {
-        form.index(slot.owner);
-        let place = slot.past.and_then(|list| places.get(list as usize));
-        form.index(place.and_then(|place| u32::try_from(*place).ok()));
-    }
-    let hash = digest(&SHA256, form.bytes());
+    let slots = owners.slots.iter().map(|slot| {
+        let past = slot.past.and_then(|list| places.get(list as usize));
+        (slot.owner, past)
+    });
+    let slots: Vec<(Option<u32>, Option<&usize>)> = slots.collect();
+    let form = encode(&(key, owners.log2, &owners.backends, different, slots));
+    let hash = digest(&SHA256, &form);
     let mut half = [0; size_of::<Digest>()];
     half.copy_from_slice(&hash.as_ref()[..size_of::<Digest>()]);
     Digest::from_be_bytes(half)

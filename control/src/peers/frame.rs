@@ -9,8 +9,9 @@
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::key::{Key, NONCE_BYTES, Session, Side, TAG_BYTES, random_bytes};
+use super::key::{Key, NONCE_BYTES, Session, Side, TAG_BYTES};
 use super::refusal::Refusal;
+use crate::random::random_bytes;
 
 /// The version of the protocol. Both ends must have the same.
 pub(super) const VERSION: u16 = 1;

@@ -4,7 +4,6 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use ring::rand::{SecureRandom, SystemRandom};
 use ring::{digest, hmac};
 
 /// Fewest bytes of a key: as many as the hash has (RFC 2104 section 3).
@@ -66,7 +65,16 @@ impl Key {
         if bytes.len() as u64 > MOST_BYTES {
             return Err(KeyError::TooLong);
         }
-        let bytes = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
+        Self::of_text(&bytes)
+    }
+
+    /// Makes a key of its bytes. A line break at their end is not part of it.
+    ///
+    /// # Errors
+    ///
+    /// When there are too few.
+    pub(crate) fn of_text(bytes: &[u8]) -> Result<Self, KeyError> {
+        let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
         Self::new(bytes.strip_suffix(b"\r").unwrap_or(bytes))
     }
 
@@ -132,18 +140,6 @@ impl Session {
         ];
         parts.concat()
     }
-}
-
-/// Returns bytes that nobody can guess.
-///
-/// # Errors
-///
-/// When the kernel gives none.
-pub(super) fn random_bytes<const LENGTH: usize>() -> io::Result<[u8; LENGTH]> {
-    let mut bytes = [0; LENGTH];
-    let filled = SystemRandom::new().fill(&mut bytes);
-    filled.map_err(|_| io::Error::other("the kernel gives no random numbers"))?;
-    Ok(bytes)
 }
 
 #[cfg(test)]

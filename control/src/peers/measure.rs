@@ -1,24 +1,26 @@
 //! Measures one exchange of a past of 10 000 services with 256 slots each, between the tables of two edges. Takes root:
 //! `cargo test --workspace --lib peers::measure -- --ignored --nocapture`.
 
+use std::future::ready;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fastpath::load::{Loaded, Loader};
 use fastpath::tables::{BackendSpec, ServiceSpec, SlotOwners, Tables, TakenOwners};
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use xdp_prog::abi::map;
 
 use super::ask::{Question, ask};
 use super::digest::Summary;
 use super::key::Key;
-use super::{Network, Owners, PeerStates, Told, Turns, serve};
+use super::{Network, Owners, PeerStates, SLOTS_AT_ONCE, Told, Turns, serve};
 use crate::desired::ServiceKey;
 
 const SERVICES: u16 = 10_000;
-const SLOTS_AT_ONCE: usize = 1 << 15;
 
 /// Tables behind a lock in place of an agent.
 #[derive(Clone)]
@@ -131,7 +133,8 @@ async fn past_of_10_000_services() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let states = PeerStates::new();
-    tokio::spawn(serve(listener, secret(), peer.clone(), PeerStates::new()));
+    let key = ready(secret()).boxed().shared();
+    tokio::spawn(serve(listener, key, peer.clone(), PeerStates::new()));
 
     let question = Question {
         own: own.summary(),
@@ -149,8 +152,9 @@ async fn past_of_10_000_services() {
     );
     drop(heard);
 
-    let network = Network(Arc::new([address].into()));
-    let mut turns = Turns::new(secret(), own.clone(), network, states.clone());
+    let (_sender, network) = watch::channel([address].into());
+    let key = ready(secret()).boxed().shared();
+    let mut turns = Turns::new(key, own.clone(), Network(network), states.clone());
     let begin = Instant::now();
     while own.summary().whole() != peer.summary().whole() {
         turns.turn().await;

@@ -61,9 +61,9 @@ impl fmt::Display for Refusal {
             Self::Unreachable(why) => write!(f, "not reached: {why}"),
             Self::TimedOut => f.write_str("it took too long"),
             Self::Version(what) => f.write_str(what),
-            Self::NotAuthentic => {
-                f.write_str("not authentic: give all edges the same key in peers.key_file")
-            }
+            Self::NotAuthentic => f.write_str(
+                "not authentic: start all edges with the same key, of peers.key_file or of the cluster's Secret",
+            ),
             Self::TooLarge(bytes) => write!(f, "{bytes} bytes are more than an exchange takes"),
             Self::Contradictory(what) => write!(f, "contradictory: {what}"),
             Self::OtherSeed { theirs, ours } => write!(

@@ -1,6 +1,7 @@
 //! What operators see of the exchange: counts, and how it stands with each peer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -30,8 +31,10 @@ struct States {
     refused: [u64; Refusal::LABELS.len()],
     taken: u64,
     left_out: u64,
-    /// Peers that this edge asks, by address and port.
-    peers: BTreeMap<String, Peer>,
+    /// Why the key is not known yet; `None` if it is.
+    missing_key: Option<String>,
+    /// Peers that this edge asks.
+    peers: BTreeMap<SocketAddr, Peer>,
     /// Why the requests of others were refused, by address.
     strangers: BTreeMap<String, &'static str>,
 }
@@ -78,23 +81,38 @@ impl PeerStates {
         self.states.lock().begun = begun;
     }
 
-    /// Forgets the peers that are not asked any more.
-    pub(super) fn retain(&self, is_peer: impl Fn(&str) -> bool) {
-        self.states.lock().peers.retain(|peer, _| is_peer(peer));
+    /// Records why the key is not known yet; `None` once it is.
+    pub(crate) fn note_missing_key(&self, reason: Option<String>) {
+        let mut states = self.states.lock();
+        if let Some(reason) = reason.as_ref()
+            && states.missing_key.as_ref() != Some(reason)
+        {
+            tracing::warn!(
+                reason,
+                "nothing is exchanged with other edges without the key"
+            );
+        }
+        states.missing_key = reason;
+    }
+
+    /// Forgets those that are no peers any more.
+    pub(super) fn retain(&self, peers: &BTreeSet<SocketAddr>) {
+        let mut states = self.states.lock();
+        states.peers.retain(|peer, _| peers.contains(peer));
     }
 
     /// Records that a peer was asked, and what came of it: whether its owners agree with those here.
-    pub(super) fn note_asked(&self, peer: &str, outcome: Result<bool, Refusal>) {
+    pub(super) fn note_asked(&self, peer: SocketAddr, outcome: Result<bool, Refusal>) {
         let mut states = self.states.lock();
         states.asked += 1;
         if let Err(refusal) = &outcome {
             states.refused[refusal.index()] += 1;
         }
-        let known = states.peers.entry(peer.to_owned()).or_default();
+        let known = states.peers.entry(peer).or_default();
         match outcome {
             Ok(agrees) => {
                 if known.refused.take().is_some() {
-                    tracing::info!(peer, "the peer answers again");
+                    tracing::info!(%peer, "the peer answers again");
                 }
                 known.answered = Some(Instant::now());
                 known.agrees = agrees;
@@ -102,7 +120,7 @@ impl PeerStates {
             Err(refusal) => {
                 let before = known.refused.as_ref().map(Refusal::label);
                 if before != Some(refusal.label()) {
-                    tracing::warn!(peer, reason = %refusal, "no owners are taken from this peer");
+                    tracing::warn!(%peer, reason = %refusal, "no owners are taken from this peer");
                 }
                 known.refused = Some(refusal);
             }
@@ -142,7 +160,7 @@ impl PeerStates {
     pub(crate) fn status(&self) -> api::PeersStatus {
         let states = self.states.lock();
         let peers = states.peers.iter().map(|(address, peer)| api::Peer {
-            address: address.clone(),
+            address: address.to_string(),
             answered_seconds_ago: peer.answered.map(|at| at.elapsed().as_secs()),
             agrees: peer.agrees,
             refused: peer.refused.as_ref().map(Refusal::to_string),
@@ -156,6 +174,7 @@ impl PeerStates {
         };
         api::PeersStatus {
             begun: begun.to_owned(),
+            missing_key: states.missing_key.clone(),
             asked: states.asked,
             answered: states.answered,
             refused: refused

@@ -1,6 +1,6 @@
 //! Decides which peer is asked when, and has the tables take what it tells.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -8,13 +8,13 @@ use fastpath::tables::TakenOwners;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::ask::{Heard, Question, ask};
 use super::digest::Digest;
 use super::refusal::Refusal;
 use super::state::Begun;
-use super::{EXCHANGE_TIMEOUT, Key, Owners, PAUSE, PeerStates, Told};
+use super::{ComingKey, EXCHANGE_TIMEOUT, Key, Owners, PAUSE, PeerStates, SLOTS_AT_ONCE, Told};
 use crate::desired::ServiceKey;
 use crate::random::random;
 
@@ -22,8 +22,9 @@ use crate::random::random;
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time until an edge without a past asks another peer beside one that does not answer.
 const NEXT_PEER_DELAY: Duration = Duration::from_millis(500);
-/// Slots that the tables take at one go. The agent does nothing else meanwhile.
-const SLOTS_AT_ONCE: usize = 1 << 15;
+/// How long a peer that was not reached comes after all others, and is asked first or not at all. In a cluster it may be a
+/// machine that is no edge.
+const UNREACHED_PAUSE: Duration = Duration::from_secs(60);
 /// How long an exchange that left nothing to take is not repeated, while nothing changes on both sides. Then owners that
 /// differ all the time get a new moment.
 const SETTLED: Duration = Duration::from_secs(600);
@@ -33,7 +34,7 @@ pub(crate) trait Connect: Clone + Send + Sync + 'static {
     type Stream: AsyncRead + AsyncWrite + Unpin + Send;
 
     /// Lists the addresses of all edges; this one's may be among them.
-    fn peers(&self) -> Vec<SocketAddr>;
+    fn peers(&self) -> BTreeSet<SocketAddr>;
 
     /// Opens a connection.
     fn connect(
@@ -45,7 +46,7 @@ pub(crate) trait Connect: Clone + Send + Sync + 'static {
 /// The exchanges that this edge begins.
 #[derive(Debug)]
 pub(crate) struct Turns<O, C> {
-    pub(crate) key: Key,
+    key: ComingKey,
     pub(crate) owners: O,
     pub(crate) network: C,
     pub(crate) states: PeerStates,
@@ -59,6 +60,8 @@ struct Memory {
     settled: Option<(Digest, Digest, Instant)>,
     /// The last service that was asked for, if there was no time for the others.
     after: Option<ServiceKey>,
+    /// When it was last asked in vain and not reached.
+    unreached: Option<tokio::time::Instant>,
 }
 
 /// What came of an exchange.
@@ -69,7 +72,7 @@ struct Exchanged {
 }
 
 impl<O: Owners, C: Connect> Turns<O, C> {
-    pub(crate) fn new(key: Key, owners: O, network: C, states: PeerStates) -> Self {
+    pub(crate) fn new(key: ComingKey, owners: O, network: C, states: PeerStates) -> Self {
         Self {
             key,
             owners,
@@ -91,10 +94,13 @@ impl<O: Owners, C: Connect> Turns<O, C> {
                 Begun::FromPeer
             }
             Ok(None) | Err(_) => {
-                tracing::warn!(
-                    peers = self.network.peers().len(),
-                    "no peer tells the past of slots: connections that other edges keep at past owners may break here"
-                );
+                match self.network.peers().len() {
+                    0 => tracing::info!("there is no other edge to take the past of slots from"),
+                    peers => tracing::warn!(
+                        peers,
+                        "no peer tells the past of slots: connections that other edges keep at past owners may break here"
+                    ),
+                }
                 Begun::Without
             }
         };
@@ -103,29 +109,26 @@ impl<O: Owners, C: Connect> Turns<O, C> {
 
     /// Asks one peer after the other until one has told; `None` if none does.
     async fn take_from_first(&mut self) -> Option<(SocketAddr, TakenOwners)> {
-        let peers = self.shuffled_peers();
-        let exchanges = peers.iter().zip(0..).map(|(peer, place)| {
-            let (peer, question) = (*peer, self.question(*peer));
-            let turns = &*self;
-            async move {
-                sleep(NEXT_PEER_DELAY * place).await;
-                (peer, turns.exchange(peer, &question).await)
+        let mut peers = self.peers_in_turn().into_iter();
+        let key = &self.key.clone().await;
+        let mut exchanges = FuturesUnordered::new();
+        let turns = &*self;
+        let (peer, exchanged) = loop {
+            match peers.next() {
+                Some(peer) => exchanges.push(async move {
+                    let question = turns.question(peer);
+                    (peer, turns.exchange(peer, key, &question).await)
+                }),
+                None if exchanges.is_empty() => return None,
+                None => {}
             }
-        });
-        let mut exchanges: FuturesUnordered<_> = exchanges.collect();
-        let mut first = None;
-        while let Some((peer, outcome)) = exchanges.next().await {
-            match outcome {
-                Ok(Some(exchanged)) => {
-                    first = Some((peer, exchanged));
-                    break;
-                }
-                Ok(None) => {}
-                Err(refusal) => self.states.note_asked(&peer.to_string(), Err(refusal)),
+            match timeout(NEXT_PEER_DELAY, exchanges.next()).await {
+                Ok(Some((peer, Ok(Some(exchanged))))) => break (peer, exchanged),
+                Ok(Some((peer, Err(refusal)))) => turns.states.note_asked(peer, Err(refusal)),
+                Ok(Some((_, Ok(None))) | None) | Err(_) => {}
             }
-        }
+        };
         drop(exchanges);
-        let (peer, exchanged) = first?;
         let taken = self.take(peer, exchanged).await.ok()?;
         Some((peer, taken))
     }
@@ -142,30 +145,43 @@ impl<O: Owners, C: Connect> Turns<O, C> {
 
     /// Asks a random peer.
     pub(super) async fn turn(&mut self) {
-        let peers = self.shuffled_peers();
-        for peer in peers {
+        let key = self.key.clone().await;
+        for (asked, peer) in self.peers_in_turn().into_iter().enumerate() {
+            if asked > 0 && self.was_unreached(&peer) {
+                return;
+            }
             let question = self.question(peer);
-            let outcome = match self.exchange(peer, &question).await {
+            let outcome = match self.exchange(peer, &key, &question).await {
                 // This edge is one of the peers in a file for all of them.
                 Ok(None) => continue,
                 Ok(Some(exchanged)) => self.take(peer, exchanged).await.map(drop),
                 Err(refusal) => Err(refusal),
             };
-            if let Err(refusal) = outcome {
-                self.states.note_asked(&peer.to_string(), Err(refusal));
+            let Err(refusal) = outcome else { return };
+            let is_unreached = matches!(refusal, Refusal::Unreachable(_) | Refusal::TimedOut);
+            let unreached = is_unreached.then(tokio::time::Instant::now);
+            self.memory.entry(peer).or_default().unreached = unreached;
+            let goes_on = matches!(refusal, Refusal::Unreachable(_));
+            self.states.note_asked(peer, Err(refusal));
+            if !goes_on {
+                return;
             }
-            return;
         }
     }
 
-    fn shuffled_peers(&mut self) -> Vec<SocketAddr> {
-        let mut peers = self.network.peers();
-        let names: Vec<String> = peers.iter().map(ToString::to_string).collect();
-        self.states
-            .retain(|name| names.iter().any(|peer| peer == name));
+    /// Lists all peers in random order, those behind that were not reached lately.
+    fn peers_in_turn(&mut self) -> Vec<SocketAddr> {
+        let peers = self.network.peers();
+        self.states.retain(&peers);
         self.memory.retain(|peer, _| peers.contains(peer));
-        peers.sort_by_cached_key(|_| random());
+        let mut peers: Vec<SocketAddr> = peers.into_iter().collect();
+        peers.sort_by_cached_key(|peer| (self.was_unreached(peer), random()));
         peers
+    }
+
+    fn was_unreached(&self, peer: &SocketAddr) -> bool {
+        let unreached = self.memory.get(peer).and_then(|memory| memory.unreached);
+        unreached.is_some_and(|at| at.elapsed() < UNREACHED_PAUSE)
     }
 
     fn question(&self, peer: SocketAddr) -> Question {
@@ -182,12 +198,13 @@ impl<O: Owners, C: Connect> Turns<O, C> {
     async fn exchange(
         &self,
         peer: SocketAddr,
+        key: &Key,
         question: &Question,
     ) -> Result<Option<Exchanged>, Refusal> {
         let exchange = async {
             let stream = self.network.connect(peer).await?;
             let asked = Instant::now();
-            let heard = ask(stream, &self.key, &self.states.instance(), question).await?;
+            let heard = ask(stream, key, &self.states.instance(), question).await?;
             Ok(heard.map(|heard| Exchanged { asked, heard }))
         };
         let outcome = timeout(EXCHANGE_TIMEOUT, exchange).await;
@@ -215,12 +232,12 @@ impl<O: Owners, C: Connect> Turns<O, C> {
         let agrees = heard.whole == own;
         let is_settled = all.slots == 0 && heard.rest_after.is_none();
         let memory = self.memory.entry(peer).or_default();
+        memory.unreached = None;
         memory.after = heard.rest_after;
         if is_settled && !agrees && !heard.was_settled {
             memory.settled = Some((heard.whole, own, Instant::now()));
         }
-        self.states
-            .note_asked(&peer.to_string(), Ok(agrees || is_settled));
+        self.states.note_asked(peer, Ok(agrees || is_settled));
         Ok(all)
     }
 }

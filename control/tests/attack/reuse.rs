@@ -20,7 +20,8 @@ use crate::{
 const CONNECTIONS: usize = 100_000;
 const PORTS: u16 = 2000;
 const FIRST_PORT: u16 = 20_000;
-const THREADS: u16 = 4;
+/// Many, because most of a connection's time is that until somebody is woken.
+const THREADS: u16 = 40;
 
 #[test]
 fn a_port_talks_to_one_pod_by_many_vips() {

@@ -81,8 +81,13 @@ fn serves_with(more: &[&str]) {
     drop(greeter);
     for (command, said) in IN_THE_POD {
         let words: Vec<&str> = command.split(' ').collect();
-        let output = output(&mut Bundle::exec(node.namespace(), "agent", &words)).unwrap();
-        assert!(output.contains(said), "{command}: {output}");
+        // Packets meet a change before the agent shows it.
+        wait_for(command, TIMEOUT, || {
+            let output = output(&mut Bundle::exec(node.namespace(), "agent", &words))
+                .map_err(|error| error.to_string())?;
+            output.contains(said).then_some(()).ok_or(output)
+        })
+        .unwrap();
     }
     let renewed = || {
         let lease = ["lease", "guideway-edge-node0", "-n", "guideway-edges"];

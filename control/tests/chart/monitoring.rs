@@ -152,9 +152,11 @@ fn drop_reasons_of_alerts_exist() {
     let rules = text("helm/guideway/files/alerts.yaml");
     let (_, listed) = rules.split_once("reason=~\"").unwrap();
     let (listed, _) = listed.split_once('"').unwrap();
-    let drops: BTreeSet<_> = xdp_prog::reason::DropReason::ALL
-        .iter()
+    let drops = xdp_prog::reason::DropReason::ALL.iter();
+    let given_up = fastpath::mend::Outcome::ALL.iter();
+    let drops: BTreeSet<_> = drops
         .map(|reason| reason.label())
+        .chain(given_up.map(|outcome| outcome.label()))
         .collect();
     for reason in listed.split('|') {
         assert!(drops.contains(reason), "no packet is dropped as {reason}");

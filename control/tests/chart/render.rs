@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use control::config::{self, Listen, Source};
+use control::config::{self, Listen, Peers, PeersFound, Source};
 use serde_json::{Value, json};
 
 use super::chart::{DETACH, Objects, container, deploy, helm, text};
@@ -312,12 +312,91 @@ fn ports_are_our_own() {
         .map(|port| port["containerPort"].as_u64().unwrap())
         .collect();
     let distinct: BTreeSet<_> = ports.iter().collect();
-    assert_eq!(ports.len(), 3);
-    assert_eq!(distinct.len(), 3, "{ports:?}");
+    assert_eq!(ports.len(), 4);
+    assert_eq!(distinct.len(), 4, "{ports:?}");
     for port in ports {
         assert!(!TAKEN_PORTS.contains(&port), "{port}");
         assert!(!(30000..=32767).contains(&port), "{port} may be a NodePort");
     }
+}
+
+#[test]
+fn edges_exchange_owners_unless_that_is_switched_off() {
+    let of_agents = |values: &[&str]| {
+        let objects = Objects::render(values);
+        let file = objects.agent_config();
+        let config = config::parse_bytes(file.as_bytes(), Source::Kubernetes).unwrap();
+        let named = |ports: &Value| {
+            let mut ports = ports.as_array().unwrap().iter();
+            let port = ports.find(|port| port["name"] == "peers");
+            port.map(|port| (port["containerPort"].clone(), port["port"].clone()))
+        };
+        let ports = named(&container(objects.agent_pod(), "agent")["ports"]);
+        let listed = named(&objects.get("Service", "guideway")["spec"]["ports"]);
+        let secrets = &objects.get("Role", "guideway-agent")["rules"][0]["resourceNames"];
+        (config.peers, ports, listed, secrets.clone())
+    };
+    let (peers, ports, listed, secrets) = of_agents(&[]);
+    let expected = Peers {
+        listen: Some(Listen::Node(10793)),
+        found: PeersFound::InCluster { port: 10793 },
+    };
+    assert_eq!(peers, Some(expected));
+    assert_eq!(ports, Some((json!(10793), Value::Null)));
+    assert_eq!(listed, Some((Value::Null, json!(10793))));
+    assert_eq!(secrets, json!(["guideway-seed", "guideway-peers"]));
+    let off = of_agents(&["agent.peers.enabled=false"]);
+    assert_eq!(off, (None, None, None, json!(["guideway-seed"])));
+}
+
+#[test]
+fn policies_admit_edges_alone_to_the_exchange() {
+    let enabled = "networkPolicy.enabled=true";
+    let rules = |values: &[&str]| {
+        let objects = Objects::render(values);
+        let policy = objects.find("NetworkPolicy", "guideway-agent");
+        policy.map(|policy| {
+            assert_eq!(policy["spec"]["policyTypes"], json!(["Ingress"]));
+            assert!(selects(
+                &json!({"selector": policy["spec"]["podSelector"]["matchLabels"]}),
+                objects.agent_pod()
+            ));
+            policy["spec"]["ingress"].clone()
+        })
+    };
+    assert_eq!(rules(&[]), None);
+    let outside = "networkPolicy.peersFrom[0].ipBlock.cidr=198.51.100.0/29";
+    let ingress = rules(&[enabled, outside]).unwrap();
+    let ports = |from: u16, to: u16| json!({"port": from, "endPort": to, "protocol": "TCP"});
+    let others = [
+        ports(1, 10792),
+        ports(10794, 65535),
+        json!({"protocol": "UDP"}),
+    ];
+    assert_eq!(ingress[0], json!({"ports": others}));
+    assert_eq!(
+        ingress[1]["ports"],
+        json!([{"port": 10793, "protocol": "TCP"}])
+    );
+    let from = ingress[1]["from"].as_array().unwrap();
+    assert_eq!(from[1..], [json!({"ipBlock": {"cidr": "198.51.100.0/29"}})]);
+    let agents = &from[0]["podSelector"]["matchLabels"];
+    assert_eq!(agents["app.kubernetes.io/component"], "agent");
+    assert_eq!(rules(&[enabled, "agent.peers.enabled=false"]), None);
+}
+
+#[test]
+fn exchange_is_open_to_other_machines_where_the_pages_are_not() {
+    let listen = |address: &str| {
+        let values = format!("agent.listenAddress={address}");
+        let objects = Objects::render(&[&values]);
+        let file: Value = serde_saphyr::from_str(objects.agent_config()).unwrap();
+        file["peers"]["listen"].clone()
+    };
+    let anywhere = listen("");
+    assert_eq!(listen("127.0.0.1"), anywhere);
+    assert_eq!(listen("::1"), anywhere);
+    assert_eq!(listen("192.0.2.1"), "192.0.2.1:10793");
 }
 
 #[test]
@@ -426,6 +505,8 @@ fn only_what_a_start_reads_replaces_agents() {
         "agent.extraConfig.api.socket=/run/guideway/other.sock",
         "agent.metricsPort=10780",
         "agent.healthPort=10781",
+        "agent.peers.port=10783",
+        "agent.peers.enabled=false",
     ] {
         assert_ne!(pod(&[value]), before, "{value}");
     }

@@ -23,6 +23,10 @@ fn absurd_values_are_refused() {
         ("agent.metricsPort=10249", "metricsPort"),
         ("agent.healthPort=10256", "healthPort"),
         ("agent.healthPort=70000", "healthPort"),
+        ("agent.peers.port=10250", "port"),
+        ("agent.peers.enabled=maybe", "enabled"),
+        ("agent.peers.key=secret", "key"),
+        ("agent.extraConfig.peers.listen=off", "peers"),
         ("agent.listenAddress=everywhere", "listenAddress"),
         ("agent.nat.ports=all", "ports"),
         ("agent.nat.ipv4=192.0.2.1", "ipv4"),
@@ -66,6 +70,7 @@ fn absurd_values_are_refused() {
         ("loadBalancerClass=a b", "loadBalancerClass"),
         ("metrics.serviceMonitor.interval=often", "interval"),
         ("networkPolicy.apiServerPorts={}", "apiServerPorts"),
+        ("networkPolicy.peersFrom={192.0.2.1}", "peersFrom"),
         ("apiServer.port=0", "port"),
     ] {
         let output = template(&[value]);

@@ -35,6 +35,7 @@ const EVERYTHING: &[&str] = &[
     "metrics.prometheusRule.enabled=true",
     "metrics.dashboard.enabled=true",
     "networkPolicy.enabled=true",
+    "networkPolicy.peersFrom[0].ipBlock.cidr=198.51.100.0/29",
     "agent.seLinuxOptions.type=spc_t",
     "apiServer.host=198.51.100.10",
     "agent.extraConfig.announce.interfaces[0]=eth0",
@@ -132,6 +133,8 @@ fn agents_may_do_what_they_need(server: &ControlPlane) {
     agent.may_not(&["delete", "list"], events, "default");
     agent.may_not(&["patch", "update"], "services/status", "default");
     agent.may(&["get"], "secrets:guideway-seed", NAMESPACE);
+    agent.may(&["get"], "secrets:guideway-peers", NAMESPACE);
+    agent.may_not(&WRITES, "secrets:guideway-peers", NAMESPACE);
     agent.may_not(&["get"], "secrets:another", NAMESPACE);
     agent.may_not(&["list", "watch", "create", "update"], "secrets", NAMESPACE);
     agent.may_not(&WRITES, "events", "default");
@@ -160,6 +163,7 @@ fn edges_outside_write_their_leases_at_most(server: &ControlPlane) {
             edge.may_not(&WRITES, resource, "default");
         }
         edge.may(&["get"], "secrets:guideway-seed", NAMESPACE);
+        edge.may(&["get"], "secrets:guideway-peers", NAMESPACE);
         edge.may_not(&WRITES, "secrets", NAMESPACE);
         edge.may_not(&WRITES, "events.events.k8s.io", "default");
         edge.may_not(&WRITES, LEASES, NAMESPACE);
@@ -257,9 +261,10 @@ fn controller_may_do_what_it_needs(server: &ControlPlane) {
     }
     controller.may(&["create"], "secrets", NAMESPACE);
     controller.may_not(&["create"], "secrets", "default");
-    let seed = "secrets:guideway-seed";
-    controller.may(&["get"], seed, NAMESPACE);
-    controller.may_not(&["update", "patch", "delete"], seed, NAMESPACE);
+    for secret in ["secrets:guideway-seed", "secrets:guideway-peers"] {
+        controller.may(&["get"], secret, NAMESPACE);
+        controller.may_not(&["update", "patch", "delete"], secret, NAMESPACE);
+    }
     let leases = "leases.coordination.k8s.io";
     controller.may(&["create"], leases, NAMESPACE);
     controller.may_not(&["create"], leases, "default");

@@ -36,7 +36,8 @@ const OF_A_KUBELET: [&str; 3] = ["exec", "logs", "rollout"];
 /// What pages leave open, with what is put there.
 const OPEN: [(&str, &str); 2] = [("NAME", "default"), ("$pool", "lbpool/default")];
 
-/// The cluster of an operator who has installed Guideway, and has a Service of another class.
+/// The cluster of an operator who has installed Guideway, whose controller has made the key of edges, and who has a Service of
+/// another class.
 const OBJECTS: &str = r#"
 apiVersion: guideway.dev/v1alpha1
 kind: LoadBalancerPool
@@ -56,6 +57,11 @@ apiVersion: v1
 kind: ConfigMap
 metadata: {name: kube-root-ca.crt, namespace: guideway-system}
 data: {ca.crt: "a certificate"}
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: guideway-peers, namespace: guideway-system}
+stringData: {key: "a key"}
 "#;
 
 #[test]

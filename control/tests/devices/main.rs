@@ -15,7 +15,7 @@ use std::{io, net::IpAddr, time::Duration};
 use lab::{Machine, Namespace, Topology, Veth, output, wait_for};
 use support::{
     Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, TIMEOUT, Traffic,
-    cluster_config, edge_config, node_config, serve_on_pods,
+    cluster_config, edge_config, node_config, resolve_way, serve_on_pods,
 };
 
 /// Questions on every flow between events.
@@ -234,7 +234,7 @@ fn replies_of_pods_leave_by_the_vlan() {
     every_pod_replies(&net, &services);
 }
 
-/// What an edge sends by IP-in-IP to a node that knows less than the edge: the client of a pod that is not there gets a RST,
+/// What an edge sends by IP-in-IP to a node that knows less than the edge: a connection to a pod that is not there gets a RST,
 /// and what no service there has goes round no circle.
 fn strays_end(net: &Topology, with_devices: impl Fn(String) -> String) {
     const SHORT: Duration = Duration::from_millis(500);
@@ -262,8 +262,9 @@ fn strays_end(net: &Topology, with_devices: impl Fn(String) -> String) {
     let config = cluster_config(net, &at_edge) + "node_health: off\n";
     let _edge = Agent::start(edge, &with_devices(config));
 
+    resolve_way(node, client);
     for PodService { service, .. } in misnamed {
-        let error = Flow::open(client, &service).unwrap_err();
+        let error = Flow::resume(client, &service).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "{service}");
     }
     for (PodService { service, .. }, sent) in unknown.into_iter().zip(1..) {

@@ -6,6 +6,7 @@
     reason = "clippy knows test functions, not the helpers beside them"
 )]
 
+mod affinity;
 mod alone;
 mod announce;
 mod capture;

@@ -1,7 +1,10 @@
-//! Datagrams that XDP cannot finish: those whose fragments come in another order than they were sent in, and those that
-//! have to be cut.
+//! Packets that XDP cannot finish: datagrams whose fragments come in another order than they were sent in, those that
+//! have to be cut, what is to go to a node whose neighbour entry is missing, and what is to leave by a device that takes no
+//! frames from XDP.
 
+mod carrying;
 mod cutting;
+mod next_hops;
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},

@@ -44,6 +44,24 @@ fn net() -> Topology {
 }
 
 #[test]
+fn edge_takes_on_nat_by_a_reload() {
+    let net = net();
+    let (client, edge, host) = (&net.clients()[0], &net.edges()[0], &net.nodes()[0]);
+    let services = services(host);
+    let _server = serve_page(host, &services.map(|(_, host)| host), "by NAT").unwrap();
+    let config = nat_config(&[Protocol::Tcp], services);
+    let (machine, _) = config.split_once("\nservices:").unwrap();
+    let agent = Agent::start(edge, &format!("{machine}\nservices: []\n"));
+    agent.write_config(&config);
+    agent.wait_for_reloads(2);
+    for (vip, _) in services {
+        let mut curl = client.namespace().command("curl");
+        let page = output(curl.args(["-sSf", "-m", "60", &format!("http://{vip}/")]));
+        assert_eq!(page.unwrap(), "by NAT", "{vip}");
+    }
+}
+
+#[test]
 fn curl_gets_pages_from_an_unmodified_host_on_another_segment() {
     let net = net();
     let (client, edge, host) = (&net.clients()[0], &net.edges()[0], &net.nodes()[0]);

@@ -1,5 +1,5 @@
-//! TCP connections stay at their pods while the pods of a service change, although other pods own their slots by then.
-//! The edge is a machine of its own, or a node with pods.
+//! Connections, and flows of datagrams, stay at their pods while the pods of a service change, although other pods own
+//! their slots by then. The edge is a machine of its own, or a node with pods.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +31,8 @@ fn unchanged(config: &str, _: &Machine) -> String {
     config.to_owned()
 }
 
-fn without(config: &str, pod: &Machine) -> String {
+/// A configuration file without a pod.
+pub(crate) fn without(config: &str, pod: &Machine) -> String {
     let lines = config.lines().filter(|line| !is_about(line, pod));
     lines.map(|line| format!("{line}\n")).collect()
 }
@@ -84,7 +85,7 @@ fn edge_with_pods() -> Topology {
     net
 }
 
-/// The agents of a network, with TCP services over all pods.
+/// The agents of a network, with services of one protocol over all pods.
 struct Agents<'net> {
     net: &'net Topology,
     services: Vec<Service>,
@@ -95,10 +96,10 @@ struct Agents<'net> {
 }
 
 impl<'net> Agents<'net> {
-    fn start(net: &'net Topology, pod: &Machine, before: Edit) -> Self {
+    fn start(net: &'net Topology, protocol: Protocol, pod: &Machine, before: Edit) -> Self {
         let services: Vec<PodService<'_>> = Service::all(&[Mode::IpipV4, Mode::IpipV6])
             .into_iter()
-            .filter(|service| service.protocol == Protocol::Tcp)
+            .filter(|service| service.protocol == protocol)
             .map(PodService::over_all)
             .collect();
         let echoes = serve_on_pods(net, &services);
@@ -122,11 +123,20 @@ impl<'net> Agents<'net> {
     }
 
     fn change(&self, pod: &Machine, after: Edit) {
+        self.change_for(2, pod, after);
+    }
+
+    /// Changes the file a second time.
+    fn change_again(&self, pod: &Machine, after: Edit) {
+        self.change_for(3, pod, after);
+    }
+
+    fn change_for(&self, reloads: u64, pod: &Machine, after: Edit) {
         for agent in &self.agents {
             agent.write_config(&after(&self.config, pod));
         }
         for agent in &self.agents {
-            agent.wait_for_reloads(2);
+            agent.wait_for_reloads(reloads);
         }
     }
 
@@ -144,6 +154,13 @@ impl<'net> Agents<'net> {
     fn retried(&self) -> u64 {
         Cluster::packets(self.edge(), "to_node", "retried")
     }
+
+    fn returned(&self) -> u64 {
+        let nodes = self.nodes().iter();
+        nodes
+            .map(|node| Cluster::packets(node, "reply", "returned"))
+            .sum()
+    }
 }
 
 /// A connection whose slot has another owner by now.
@@ -160,7 +177,7 @@ fn connections_stay(
     (before, after): (Edit, Edit),
     check: impl Fn(&Agents<'_>, &[Moved<'_>], &[Flow]),
 ) {
-    let agents = Agents::start(net, pod, before);
+    let agents = Agents::start(net, Protocol::Tcp, pod, before);
     let client = &net.clients()[0];
     let mut idle = Flow::open_many(client, &agents.services, FLOWS);
     let traffic = Traffic::over(Flow::open_many(client, &agents.services, FLOWS));
@@ -199,9 +216,7 @@ fn connections_stay(
         .iter()
         .filter(|moved| !agents.is_at_edge(&moved.owner));
     let apart = apart.count() as u64;
-    let returned = agents.nodes().iter();
-    let returned = returned.map(|node| Cluster::packets(node, "reply", "returned"));
-    assert!(returned.sum::<u64>() >= apart);
+    assert!(agents.returned() >= apart);
     // A pin spares the second packet the way back.
     let before = agents.retried();
     let fresh = Flow::open_many(client, &agents.services, FLOWS);
@@ -218,6 +233,103 @@ fn connections_stay(
         before,
         "what is pinned, or new, is not looked for"
     );
+}
+
+/// Asks on each flow; the pod that has answered first must answer.
+fn all_stay(flows: &mut [Flow], when: &str) {
+    for flow in flows {
+        let of = format!("{} to {} {when}", flow.client, flow.service);
+        let answered = flow.ask().unwrap_or_else(|error| panic!("{of}: {error}"));
+        assert_eq!(answered, flow.node, "{of}");
+    }
+}
+
+/// Holds flows of UDP while what the file says of a pod changes; returns those of before and new ones.
+fn datagrams_stay(
+    net: &Topology,
+    pod: &Machine,
+    (before, after): (Edit, Edit),
+) -> (Vec<Flow>, Vec<Flow>) {
+    let agents = Agents::start(net, Protocol::Udp, pod, before);
+    let client = &net.clients()[0];
+    let mut idle = Flow::open_many(client, &agents.services, FLOWS);
+    let traffic = Traffic::over(Flow::open_many(client, &agents.services, FLOWS));
+    traffic.wait_for_rounds(ROUNDS);
+    assert_eq!(agents.returned(), 0, "nothing has changed");
+
+    agents.change(pod, after);
+    traffic.wait_for_rounds(ROUNDS);
+    traffic.stop_unharmed();
+    all_stay(&mut idle, "after the change");
+    let mut fresh = Flow::open_many(client, &agents.services, FLOWS);
+    all_stay(&mut fresh, "which is new");
+    // What is returned within the edge's machine takes no frame.
+    assert!(net.edges().is_empty() || agents.returned() > 0);
+    // A pin spares the second packet the way back.
+    let returned = agents.returned();
+    all_stay(&mut idle, "which is pinned");
+    all_stay(&mut fresh, "which is new and pinned");
+    assert_eq!(
+        agents.returned(),
+        returned,
+        "what is pinned is not looked for"
+    );
+
+    // Back again: what came meanwhile stays too.
+    agents.change_again(pod, before);
+    all_stay(&mut idle, "after the way back");
+    all_stay(&mut fresh, "which came in between");
+    (idle, fresh)
+}
+
+fn datagrams_of_a_leaving_pod_go_on(net: &Topology, pod: &Machine, leaves: Edit) {
+    let (held, fresh) = datagrams_stay(net, pod, (unchanged, leaves));
+    assert!(pods_of(&held).contains(pod.label()));
+    assert!(
+        !pods_of(&fresh).contains(pod.label()),
+        "it gets no new ones"
+    );
+}
+
+fn datagrams_stay_beside_an_added_pod(net: &Topology, pod: &Machine) {
+    let (held, fresh) = datagrams_stay(net, pod, (without, unchanged));
+    assert!(!pods_of(&held).contains(pod.label()));
+    assert!(pods_of(&fresh).contains(pod.label()), "it gets new ones");
+}
+
+#[test]
+fn datagrams_of_a_pod_that_is_removed_go_on() {
+    let net = edge_apart();
+    let pod = net.pods().next().unwrap();
+    datagrams_of_a_leaving_pod_go_on(&net, pod, without);
+}
+
+#[test]
+fn datagrams_stay_where_they_are_when_a_pod_is_added() {
+    let net = edge_apart();
+    let pod = net.pods().next().unwrap();
+    datagrams_stay_beside_an_added_pod(&net, pod);
+}
+
+#[test]
+fn datagrams_of_a_pod_that_drains_go_on() {
+    let net = edge_apart();
+    let pod = net.pods().next().unwrap();
+    datagrams_of_a_leaving_pod_go_on(&net, pod, drained);
+}
+
+#[test]
+fn datagrams_of_a_pod_of_the_edge_go_on() {
+    let net = edge_with_pods();
+    let pod = net.nodes()[0].pods().first().unwrap();
+    datagrams_of_a_leaving_pod_go_on(&net, pod, without);
+}
+
+#[test]
+fn datagrams_stay_when_a_pod_of_the_edge_is_added() {
+    let net = edge_with_pods();
+    let pod = net.nodes()[0].pods().first().unwrap();
+    datagrams_stay_beside_an_added_pod(&net, pod);
 }
 
 fn pods_of(flows: &[Flow]) -> BTreeSet<&str> {
@@ -342,7 +454,7 @@ fn large_messages_pass(net: &Topology) {
     const TO_VIP_MTU: u32 = 1000;
     const LARGE: usize = 100_000;
     let pod = net.pods().next().unwrap();
-    let agents = Agents::start(net, pod, unchanged);
+    let agents = Agents::start(net, Protocol::Tcp, pod, unchanged);
     let client = &net.clients()[0];
     // Routers may cut what it sends.
     let namespace = client.namespace();

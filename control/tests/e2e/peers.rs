@@ -2,12 +2,10 @@
 
 use std::fmt::Write as _;
 
-use lab::{Machine, Route, Topology};
+use lab::{Machine, Route, Signal, Topology};
 use serde_json::Value;
 
-use crate::support::{
-    Agent, Flow, Mode, PodService, Protocol, Service, cluster_config, serve_on_pods,
-};
+use crate::support::{Agent, Flow, Mode, PodService, Service, cluster_config, serve_on_pods};
 
 const PORT: u16 = 9754;
 const KEY: &str = "0123456789abcdef0123456789abcdef";
@@ -19,7 +17,6 @@ fn network() -> Topology {
 
 fn services() -> Vec<PodService<'static>> {
     let all = Service::all(&[Mode::IpipV4, Mode::IpipV6]).into_iter();
-    let all = all.filter(|service| service.protocol == Protocol::Tcp);
     all.map(PodService::over_all).collect()
 }
 
@@ -110,7 +107,7 @@ fn edges_that_saw_other_changes_agree_on_length_and_members_of_every_list() {
     let [one, other] = [&net.edges()[0], &net.edges()[1]];
     let file = |edge, config: &str| with_peers(config, edge, &net, KEY);
     let _nodes = Agent::start_all(net.nodes(), &config);
-    let edges = [
+    let mut edges = [
         Agent::start(one, &file(one, &config)),
         Agent::start(other, &file(other, &reversed(&config))),
     ];
@@ -147,8 +144,27 @@ fn edges_that_saw_other_changes_agree_on_length_and_members_of_every_list() {
         assert_eq!(answered, flow.node);
     }
 
-    // An edge that was rebooted has the past from the other one.
+    // Other weights are other owners.
+    let before = owners(&edges[0]);
+    let of_pod = format!("- {{ address: \"{}\",", pods[2].v4());
+    let reweighted = last.replace(&of_pod, &format!("{of_pod} weight: 3,"));
+    edges[0].write_config(&file(one, &reweighted));
+    edges[0].wait_for_answer("the owners are others", &["status"], |_| {
+        owners(&edges[0]) != before
+    });
+    edges[1].write_config(&file(other, &reversed(&reweighted)));
+    edges[1].wait_for_reloads(3);
+    wait_until_agreed(&edges);
+
+    // An agent that starts again has its own past.
     let before = owners(&edges[1]);
+    edges[0].signal(Signal::SIGKILL);
+    edges[0].wait_for_end();
+    edges[0].start_again();
+    wait_until_begun(&edges[0], "own_past");
+    assert_eq!(owners(&edges[0]), before);
+
+    // An edge that was rebooted has the past from the other one.
     let [mut one_again, still] = edges;
     one_again.json(&["detach"]);
     one_again.wait_for_end();

@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use lab::{Machine, Topology};
 
 use crate::support::{
-    Agent, Capture, Cluster, Flow, Mode, PodService, Protocol, Service, serve_on_pods,
+    Agent, Capture, Cluster, Flow, Mode, PodService, Protocol, Service, cluster_config,
+    serve_on_pods,
 };
 
 /// Flows to each service: a pod that gets none of them has been left out.
@@ -57,6 +58,21 @@ fn every_pod_answers(net: &Topology, mode: Mode) {
     for node in &cluster.nodes {
         assert!(Cluster::packets(node, "pass", "delivered") > 0);
     }
+}
+
+#[test]
+fn edge_takes_on_pods_by_a_reload() {
+    let net = Topology::builder().nodes(1).pods(1).build().unwrap();
+    let (edge, node, client) = (&net.edges()[0], &net.nodes()[0], &net.clients()[0]);
+    let services = pod_services(&[Mode::IpipV4, Mode::IpipV6]);
+    let _echoes = serve_on_pods(&net, &services);
+    let config = cluster_config(&net, &services);
+    let (machine, _) = config.split_once("nodes:").unwrap();
+    let at_node = Agent::start(node, &format!("{machine}roles: [edge]\nservices: []\n"));
+    let _at_edge = Agent::start(edge, &config);
+    at_node.write_config(&config);
+    at_node.wait_for_reloads(2);
+    Flow::open_many(client, &plain(&services), 1);
 }
 
 /// Bytes on the wires of client and edge.

@@ -1,10 +1,12 @@
 //! Agents end and start again under traffic, and no flow notices.
 
-use lab::{Signal, Topology, output, wait_until};
+use std::net::SocketAddr;
+
+use lab::{Signal, Topology, output, vip_v4, wait_until};
 
 use crate::support::{
-    Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, TIMEOUT, Traffic, edge_config,
-    node_config, serve_on_pods,
+    Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Quiet, Service, TIMEOUT, Traffic,
+    edge_config, node_config, serve_on_pods,
 };
 
 /// Questions on every flow before, between and after the events.
@@ -44,22 +46,28 @@ fn no_flow_notices(signal: Signal) {
     assert!(log.contains("adopted=true"), "{log}");
 }
 
-/// Makes the pins of an agent that has ended those of another table layout.
-fn age_pins(agent: &Agent<'_>) {
-    const RENAME: &str = "cd /sys/fs/bpf/guideway && mv v[1-9]* v0";
+/// A layout version that nothing is known of.
+const UNKNOWN: u32 = 0;
+/// The layout version of which this one adopts the flows to pods, and no tables of services.
+const BEFORE: u32 = 4;
+
+/// Makes the pins of an agent that has ended those of another layout version.
+fn age_pins(agent: &Agent<'_>, version: u32) {
+    let rename = format!("cd /sys/fs/bpf/guideway && mv v[1-9]* v{version}");
     let machine = agent.machine().namespace();
-    output(machine.command("sh").args(["-c", RENAME])).unwrap();
+    output(machine.command("sh").args(["-c", &rename])).unwrap();
 }
 
-/// Ends agents, lets their pins look old, and starts the agents again under traffic.
+/// Ends agents, lets their pins look like those of another version, and starts the agents again under traffic.
 fn upgrade<'agents, 'net: 'agents>(
     agents: impl IntoIterator<Item = &'agents mut Agent<'net>>,
+    version: u32,
     traffic: &Traffic,
 ) {
     for agent in agents {
         agent.signal(Signal::SIGTERM);
         agent.wait_for_end();
-        age_pins(agent);
+        age_pins(agent, version);
         traffic.wait_for_rounds(ROUNDS);
         agent.start_again();
         traffic.wait_for_rounds(ROUNDS);
@@ -70,7 +78,7 @@ fn upgrade<'agents, 'net: 'agents>(
         assert!(!log.contains("adopted=false"), "{log}");
         let machine = agent.machine().namespace();
         let left = output(machine.command("ls").arg("/sys/fs/bpf/guideway")).unwrap();
-        assert!(!left.contains("v0"), "{left}");
+        assert_eq!(left.lines().count(), 1, "{left}");
     }
 }
 
@@ -87,7 +95,7 @@ fn start_over_pins_of_another_layout_breaks_no_flow() {
     let mut edge = Agent::start(edge, &edge_config(&services, net.nodes()));
     let mut nodes: Vec<Agent<'_>> = Agent::start_all(net.nodes(), &node_config(net.edges()));
     let traffic = Traffic::over(Flow::open_many(client, &services, 4));
-    upgrade([&mut edge, &mut nodes[0]], &traffic);
+    upgrade([&mut edge, &mut nodes[0]], UNKNOWN, &traffic);
     Flow::open_many(client, &services, 1);
     traffic.stop_unharmed();
 }
@@ -106,7 +114,7 @@ fn start_over_pins_of_another_layout_goes_on_announcing() {
     says(&mut agent, BEGINS);
     agent.signal(Signal::SIGTERM);
     agent.wait_for_end();
-    age_pins(&agent);
+    age_pins(&agent, UNKNOWN);
     agent.start_again();
     // The last line of a start.
     let log = says(&mut agent, "the dataplane serves");
@@ -129,9 +137,80 @@ fn start_over_pins_of_another_layout_breaks_no_connection_to_pods() {
     let plain: Vec<Service> = services.iter().map(|one| one.service).collect();
     let client = &net.clients()[0];
     let traffic = Traffic::over(Flow::open_many(client, &plain, 4));
-    upgrade([&mut cluster.edge, &mut cluster.nodes[0]], &traffic);
+    upgrade(
+        [&mut cluster.edge, &mut cluster.nodes[0]],
+        UNKNOWN,
+        &traffic,
+    );
     Flow::open_many(client, &plain, 1);
     traffic.stop_unharmed();
+}
+
+#[test]
+fn start_over_pins_of_the_version_before_adopts_flows_to_pods() {
+    let net = Topology::builder().nodes(1).pods(1).build().unwrap();
+    let services = Service::all(&[Mode::L2dsr, Mode::IpipV4]).into_iter();
+    let services: Vec<_> = services.map(PodService::over_all).collect();
+    let _echoes = serve_on_pods(&net, &services);
+    let pod = &net.nodes()[0].pods()[0];
+    let silent = PodService {
+        service: Service {
+            address: SocketAddr::new(vip_v4(200).into(), 25),
+            protocol: Protocol::Tcp,
+            mode: Mode::IpipV4,
+        },
+        target_port: 2525,
+        only: Some(pod),
+        ..services[0]
+    };
+    let mut cluster = Cluster::start(&net, &[services.clone(), vec![silent]].concat());
+    let plain: Vec<Service> = services.iter().map(|one| one.service).collect();
+    let client = &net.clients()[0];
+    let end = SocketAddr::new(pod.v4(), 2525);
+    let quiet = Quiet::open(client, pod, end, silent.service.address);
+    let traffic = Traffic::over(Flow::open_many(client, &plain, 4));
+    upgrade([&mut cluster.edge, &mut cluster.nodes[0]], BEFORE, &traffic);
+    quiet.server_speaks();
+    let log = cluster.nodes[0].process().stderr();
+    assert!(log.contains("adopted=\"FLOWS "), "{log}");
+    Flow::open_many(client, &plain, 1);
+    traffic.stop_unharmed();
+}
+
+#[test]
+fn check_of_an_upgrade_tells_what_becomes_of_the_tables() {
+    let net = Topology::builder().nodes(1).build().unwrap();
+    let services = Service::all(&[Mode::L2dsr]);
+    let config = edge_config(&services, net.nodes());
+    let mut agent = Agent::start(&net.edges()[0], &config);
+    let (tables, goes_on) = agent.check_upgrade();
+    assert!(
+        goes_on && tables.values().all(|becomes| becomes == "adopted"),
+        "{tables:?}"
+    );
+
+    agent.signal(Signal::SIGTERM);
+    agent.wait_for_end();
+    age_pins(&agent, BEFORE);
+    let (tables, goes_on) = agent.check_upgrade();
+    assert!(!goes_on, "past owners are lost: {tables:?}");
+    // That version had none.
+    const REMOVE: &str = "cd /sys/fs/bpf/guideway/v4/maps && rm PASTS HISTORY PINS PINS_YOUNG";
+    let machine = agent.machine().namespace();
+    output(machine.command("sh").args(["-c", REMOVE])).unwrap();
+    let (tables, goes_on) = agent.check_upgrade();
+    assert!(goes_on, "{tables:?}");
+    for (table, becomes) in [
+        ("FLOWS", "adopted"),
+        ("NAT_REVERSE", "converted"),
+        ("LUT", "made anew"),
+        ("REASONS", "made anew"),
+    ] {
+        assert_eq!(tables[table], becomes, "{table}");
+    }
+    age_pins(&agent, UNKNOWN);
+    let (tables, goes_on) = agent.check_upgrade();
+    assert!(!goes_on && tables["FLOWS"] == "made anew", "{tables:?}");
 }
 
 /// Packets that an edge has forwarded.

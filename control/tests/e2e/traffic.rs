@@ -1,5 +1,6 @@
 //! TCP and UDP of both families reach every node, by every way there is, and
-//! the nodes answer the client directly.
+//! the nodes answer the client directly. Threads over AF_XDP sockets do at the
+//! edge what the programs do.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,11 @@ const FLOWS: usize = 24;
 /// More than one segment of any size, in one direction and in the other.
 const LARGE: usize = 60_000;
 
-fn every_node_answers(net: &Topology, mode: Mode) {
+/// What the edge's configuration says of the datapath.
+const PROGRAMS: &str = "";
+const THREADS: &str = "datapath: afxdp\n";
+
+fn every_node_answers(net: &Topology, mode: Mode, datapath: &str) {
     let services = Service::all(&[mode]);
     let _echoes: Vec<Echo> = net
         .nodes()
@@ -20,7 +25,8 @@ fn every_node_answers(net: &Topology, mode: Mode) {
         .map(|node| Echo::start(node, &services))
         .collect();
     let (edge, client) = (&net.edges()[0], &net.clients()[0]);
-    let _edge = Agent::start(edge, &edge_config(&services, net.nodes()));
+    let config = edge_config(&services, net.nodes());
+    let _edge = Agent::start(edge, &format!("{datapath}{config}"));
     let _nodes: Vec<Agent<'_>> = Agent::start_all(net.nodes(), &node_config([edge]));
 
     for service in &services {
@@ -80,17 +86,24 @@ fn segment() -> Topology {
 
 #[test]
 fn l2dsr_reaches_every_node() {
-    every_node_answers(&segment(), Mode::L2dsr);
+    every_node_answers(&segment(), Mode::L2dsr, PROGRAMS);
+}
+
+#[test]
+fn threads_reach_every_node() {
+    for mode in [Mode::L2dsr, Mode::IpipV4, Mode::IpipV6] {
+        every_node_answers(&segment(), mode, THREADS);
+    }
 }
 
 #[test]
 fn ipip_over_ipv4_reaches_every_node() {
-    every_node_answers(&segment(), Mode::IpipV4);
+    every_node_answers(&segment(), Mode::IpipV4, PROGRAMS);
 }
 
 #[test]
 fn ipip_over_ipv6_reaches_every_node() {
-    every_node_answers(&segment(), Mode::IpipV6);
+    every_node_answers(&segment(), Mode::IpipV6, PROGRAMS);
 }
 
 #[test]
@@ -102,6 +115,8 @@ fn ipip_reaches_nodes_behind_a_router() {
             .build()
             .unwrap()
     };
-    every_node_answers(&build(), Mode::IpipV4);
-    every_node_answers(&build(), Mode::IpipV6);
+    for datapath in [PROGRAMS, THREADS] {
+        every_node_answers(&build(), Mode::IpipV4, datapath);
+        every_node_answers(&build(), Mode::IpipV6, datapath);
+    }
 }

@@ -6,7 +6,7 @@ use lab::Topology;
 
 use crate::support::{
     Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, cluster_config, edge_config,
-    node_config, serve_on_pods,
+    node_config, resolve_way, serve_on_pods,
 };
 
 /// How long to wait for answers that must not come.
@@ -98,9 +98,9 @@ fn tags_of_an_edge_that_lies_reach_no_pod_outside_the_service() {
     let agent = Agent::start(node, &cluster_config(&net, &honest));
     let _edge = Agent::start(edge, &cluster_config(&net, &lie));
 
-    let refused = || Cluster::packets(&agent, "reply", "reset");
+    resolve_way(node, client);
+    let counted = |action, reason| Cluster::packets(&agent, action, reason);
     for PodService { service, .. } in lie {
-        let before = refused();
         match service.protocol {
             // Each datagram may be a flow's first: it goes to a pod of the service.
             Protocol::Udp => {
@@ -108,11 +108,16 @@ fn tags_of_an_edge_that_lies_reach_no_pod_outside_the_service() {
                 assert_eq!(flow.node, own.label(), "{service}");
                 assert_eq!(flow.ask().unwrap(), own.label(), "{service}");
             }
-            // So does a SYN; what follows asks for the other pod by name.
+            // A SYN goes to the pod that it names or to none, and so does what follows.
             Protocol::Tcp | Protocol::Sctp => {
-                let error = Flow::open(client, &service).unwrap_err();
+                let before = counted("drop", "unknown_pod_syn");
+                let error = Flow::open_within(client, &service, SHORT).unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{service}");
+                assert!(counted("drop", "unknown_pod_syn") > before, "{service}");
+                let before = counted("reply", "reset");
+                let error = Flow::resume(client, &service).unwrap_err();
                 assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "{service}");
-                assert!(refused() > before, "{service}");
+                assert!(counted("reply", "reset") > before, "{service}");
             }
         }
     }

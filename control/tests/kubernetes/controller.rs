@@ -71,8 +71,11 @@ fn addresses_outlive_the_controller_and_a_leader_is_followed() {
     assert_eq!(cluster.addresses("a", 1), ["192.0.2.0"]);
     cluster.apply(&service("b", ""));
     assert_eq!(cluster.addresses("b", 1), ["192.0.2.1"]);
-    let seed = cluster.get("secret", "guideway-seed");
-    assert_eq!(seed["immutable"], true);
+    let secrets = ["guideway-seed", "guideway-peers"];
+    let made = secrets.map(|name| cluster.get("secret", name));
+    for secret in &made {
+        assert_eq!(secret["immutable"], true);
+    }
     let before = cluster.get("service", "b");
 
     // Killed: the other takes over when the Lease has run out. What is freed meanwhile moves nobody.
@@ -117,7 +120,8 @@ fn addresses_outlive_the_controller_and_a_leader_is_followed() {
     third.wait_for_line("leads=true", PATIENCE).unwrap();
     cluster.apply(&service("d", ""));
     assert_eq!(cluster.addresses("d", 1), ["192.0.2.2"]);
-    assert_eq!(cluster.get("secret", "guideway-seed")["data"], seed["data"]);
+    let after = secrets.map(|name| cluster.get("secret", name));
+    assert_eq!(after, made);
 }
 
 #[test]
@@ -428,8 +432,10 @@ fn the_chart_installs_a_controller_that_may_do_its_work() {
     assert_eq!(cluster.events("public", "PoolInUse"), 1);
     cluster.kubectl(&["delete", "service", "web"]);
     cluster.is_gone("lbpool/public");
-    let seed = [&["secret", "guideway-seed"][..], &namespaced].concat();
-    assert_eq!(cluster.0.get(&seed).unwrap()["immutable"], true);
+    for name in ["guideway-seed", "guideway-peers"] {
+        let secret = [&["secret", name][..], &namespaced].concat();
+        assert_eq!(cluster.0.get(&secret).unwrap()["immutable"], true);
+    }
     controller.signal(Signal::SIGTERM).unwrap();
     assert!(controller.wait(PATIENCE).unwrap().success());
     let log = controller.stderr();

@@ -22,6 +22,7 @@ mod listed;
 mod objects;
 mod outages;
 mod outcome;
+mod peers;
 mod planted;
 mod responders;
 mod restored;

@@ -9,14 +9,11 @@
 #[path = "../e2e/support/mod.rs"]
 mod support;
 
-use std::{
-    io::{Read as _, Write as _},
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
-};
+use std::net::{IpAddr, SocketAddr};
 
 use lab::{Guideway, Machine, Signal, Topology, vip_v4, vip_v6};
 use support::{
-    Agent, Echo, Flow, Mode, PodService, Protocol, Service, TIMEOUT, Traffic, cluster_config,
+    Agent, Echo, Flow, Mode, PodService, Protocol, Quiet, Service, Traffic, cluster_config,
     edge_config, nat_config, node_config, serve_on_pods,
 };
 
@@ -36,40 +33,15 @@ fn start<'net>(machine: &'net Machine, config: &str) -> Agent<'net> {
     agent
 }
 
-/// Replaces an agent by one of this build, which finds the pins of another layout and leaves none of them.
+/// Replaces an agent by one of this build, which finds the pins of another layout and leaves none of them. Before that, the
+/// new program says that connections go on.
 fn upgrade(agent: &mut Agent<'_>) {
+    let (tables, goes_on) = agent.check_upgrade();
+    assert!(goes_on, "{tables:?}");
     agent.signal(Signal::SIGTERM);
     agent.wait_for_end();
     let log = agent.start_over_former_tables();
     assert!(log.contains("pins of former tables"), "{log}");
-}
-
-/// A connection on which nobody has said anything yet.
-struct Quiet {
-    client: TcpStream,
-    server: TcpStream,
-}
-
-impl Quiet {
-    /// Connects a client to a service, which takes it to this end of a server.
-    fn open(client: &Machine, server: &Machine, end: SocketAddr, service: SocketAddr) -> Self {
-        let listener = server.namespace().run(|| TcpListener::bind(end)).unwrap();
-        let connect = || TcpStream::connect(service);
-        Self {
-            client: client.namespace().run(connect).unwrap(),
-            server: listener.accept().unwrap().0,
-        }
-    }
-
-    /// The server speaks first, and the client hears it.
-    fn server_speaks(mut self) {
-        const GREETING: &[u8] = b"the server speaks first\n";
-        self.server.write_all(GREETING).unwrap();
-        let mut heard = [0; GREETING.len()];
-        self.client.set_read_timeout(Some(TIMEOUT)).unwrap();
-        self.client.read_exact(&mut heard).unwrap();
-        assert_eq!(heard, GREETING);
-    }
 }
 
 #[test]

@@ -1,13 +1,19 @@
 //! The facts of one interface: driver, size limits, queues, offloads, and the XDP programs that it runs.
 
-use std::{collections::BTreeMap, fmt, fs, path::Path};
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt, fs,
+    path::Path,
+};
 
 use super::{
     Channels, Features, RequestError,
-    connection::{Connection, find, generic, generic_attributes, text},
+    connection::{Connection, find, generic, generic_attributes, generic_list, text},
     ethtool,
 };
-use crate::netlink::{Attributes, NLM_F_ACK, NLM_F_DUMP, Request, read_string, read_u32, read_u64};
+use crate::netlink::{
+    Attributes, Message, NLM_F_ACK, NLM_F_DUMP, Request, read_string, read_u32, read_u64,
+};
 
 const LINK_HEADER: usize = 16;
 const IFF_UP: u32 = 1;
@@ -20,6 +26,8 @@ const NETDEV_FAMILY: &str = "netdev";
 const NETDEV_CMD_DEV_GET: u8 = 1;
 const NETDEV_A_DEV_IFINDEX: u16 = 1;
 const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
+/// `NETDEV_XDP_ACT_NDO_XMIT`: the driver takes frames that XDP redirects.
+const NDO_XMIT: u64 = 1 << 2;
 
 /// Longest interface name (`IFNAMSIZ` without the terminator).
 pub(super) const NAME_MAX: usize = 15;
@@ -167,6 +175,32 @@ pub fn members(controller: u32) -> Result<Vec<String>, RequestError> {
     Ok(members)
 }
 
+/// Returns the bonds and VLAN devices of this thread's network namespace by name, each with the names of what is below.
+///
+/// # Errors
+///
+/// Fails if the kernel does not answer.
+pub fn above_others() -> Result<BTreeMap<String, String>, RequestError> {
+    let links = links()?;
+    let below = |above: &Interface| -> Option<String> {
+        let is_below = |link: &&Interface| match above.kind.as_deref() {
+            Some("bond") => link.controller == Some(above.index),
+            Some("vlan") => above.lower == Some(link.index),
+            _ => false,
+        };
+        let names: Vec<&str> = links
+            .iter()
+            .filter(is_below)
+            .map(|l| l.name.as_str())
+            .collect();
+        (!names.is_empty()).then(|| names.join(", "))
+    };
+    let above = links
+        .iter()
+        .filter_map(|link| Some((link.name.clone(), below(link)?)));
+    Ok(above.collect())
+}
+
 /// Returns the MTU in bytes of every interface of this thread's network namespace, by name.
 ///
 /// # Errors
@@ -300,9 +334,28 @@ fn driver(bus: &str, device: &str) -> Option<String> {
     Some(target.file_name()?.to_string_lossy().into_owned())
 }
 
+/// Tells of each interface whether it takes frames that XDP redirects; of none where the kernel does not tell (before
+/// Linux 6.3).
+pub(crate) fn redirect_targets() -> Result<HashMap<u32, bool>, RequestError> {
+    let mut connection = Connection::generic()?;
+    let Some(family) = connection.family(NETDEV_FAMILY)? else {
+        return Ok(HashMap::new());
+    };
+    let target = |message: &Message<'_>| {
+        let read = |wanted| {
+            let mut attributes = generic_attributes(message.payload);
+            attributes.find(|(kind, _)| *kind == wanted)
+        };
+        let (_, index) = read(NETDEV_A_DEV_IFINDEX)?;
+        let (_, features) = read(NETDEV_A_DEV_XDP_FEATURES)?;
+        Some((read_u32(index)?, read_u64(features)? & NDO_XMIT != 0))
+    };
+    let request = generic_list(family, NETDEV_CMD_DEV_GET);
+    Ok(connection.list(&request, target)?.into_iter().collect())
+}
+
 fn native_xdp(ifindex: u32) -> Result<NativeXdp, RequestError> {
     const BASIC: u64 = 1 << 0;
-    const NDO_XMIT: u64 = 1 << 2;
     const XSK_ZEROCOPY: u64 = 1 << 3;
     const RX_SG: u64 = 1 << 5;
 

@@ -30,6 +30,19 @@ impl KernelVersion {
         minor: 18,
     };
 
+    /// The oldest kernel on which a whole edge in user space runs. 5.10 has all that it takes since it has `bpf_link`
+    /// for XDP (5.9), and is the oldest with long-term support that the tests run on.
+    pub const WHOLE_EDGE: Self = Self {
+        major: 5,
+        minor: 10,
+    };
+
+    /// The first kernel that keeps a neighbour resolved by itself (`NTF_EXT_MANAGED`).
+    pub const MANAGED_NEIGHBOURS: Self = Self {
+        major: 5,
+        minor: 16,
+    };
+
     /// The first kernel whose `PREEMPT_RT` may lack the lock around packet processing (`PREEMPT_RT_NEEDS_BH_LOCK`).
     const WITHOUT_BH_LOCK: Self = Self {
         major: 6,
@@ -104,11 +117,10 @@ pub enum Softirq {
 }
 
 impl Kernel {
-    /// Tells whether the kernel is known to be older than [`KernelVersion::MINIMUM`].
+    /// Tells whether the kernel is known to be older than a version.
     #[must_use]
-    pub fn is_too_old(&self) -> bool {
-        self.version
-            .is_some_and(|version| version < KernelVersion::MINIMUM)
+    pub fn is_older(&self, than: KernelVersion) -> bool {
+        self.version.is_some_and(|version| version < than)
     }
 }
 

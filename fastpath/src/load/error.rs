@@ -19,10 +19,21 @@ const LOG_LINES: usize = 12;
 pub enum LoadError {
     #[error(
         "kernel {release} is too old: {} or later is needed \
-         (XDP programs for frames of several buffers); upgrade the kernel",
+         (XDP programs for frames of several buffers); upgrade the kernel, or set `datapath: afxdp`",
         KernelVersion::MINIMUM
     )]
     KernelTooOld { release: String },
+    #[error(
+        "kernel {release} is too old: {} or later is needed (maps that threads share with the kernel); upgrade the \
+         kernel",
+        KernelVersion::WHOLE_EDGE
+    )]
+    TooOldForWholeEdge { release: String },
+    #[error(
+        "kernel {release} is built without AF_XDP (CONFIG_XDP_SOCKETS), which `datapath: afxdp` takes; use another \
+         kernel, or leave datapath out"
+    )]
+    NoAfXdp { release: String },
     /// Two runs of a program may share a CPU and overwrite each other's per-CPU data.
     #[error(
         "kernel {release} is PREEMPT_RT {}: threads of two devices would share the scratch memory of a CPU; \

@@ -1,14 +1,18 @@
 //! Pinned maps of an earlier run: whether they are adopted, or other sizes are asked for.
 
-use std::{collections::BTreeMap, fmt, fs, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    fmt, fs,
+    path::{Path, PathBuf},
+};
 
 use aya::maps::{MapError, MapInfo};
 use xdp_prog::abi::map;
 
-use super::{LoadError, Loader, error::pinned_map_error};
+use super::{LoadError, Loader, error::pinned_map_error, takeover::Takeover};
 use crate::pins::Pins;
 
-/// Arrays whose length is fixed by the build.
+/// Arrays whose length is fixed by the build: their indices have a meaning, such as a reason or a stage.
 const OF_ONE_LENGTH: [&str; 8] = [
     map::CAPTURE,
     map::CONFIG,
@@ -82,9 +86,20 @@ pub(super) struct Prepared<'p> {
     /// The pins that the load makes.
     new: Vec<PathBuf>,
     pub(super) resized: Vec<Resized>,
+    pub(super) takeover: Takeover,
 }
 
 impl Prepared<'_> {
+    /// Pins maps of an earlier version here too, if there is one to take over from.
+    fn adopt(&self) -> Result<(), LoadError> {
+        if let Some(former) = &self.takeover.former
+            && self.takeover.adopted().next().is_some()
+        {
+            self.pins.adopt_maps(former, self.takeover.adopted())?;
+        }
+        Ok(())
+    }
+
     /// Leaves the pins as they were before a load that failed, whose error is the one to report.
     pub(super) fn undo(&self) {
         for pin in &self.new {
@@ -99,7 +114,8 @@ impl Prepared<'_> {
 }
 
 impl Loader {
-    /// Sets the pinned maps aside if the options ask for other sizes.
+    /// Sets the pinned maps aside if the options ask for other sizes. Adopts maps of an earlier version if this one has
+    /// none.
     pub(super) fn prepare<'p>(
         &self,
         pins: &'p Pins,
@@ -107,21 +123,25 @@ impl Loader {
     ) -> Result<Prepared<'p>, LoadError> {
         pins.prepare()?;
         let resized = self.check_pinned(pins, declared)?;
+        let takeover = self.takeover_of(pins, declared, !resized.is_empty())?;
         let aside = match resized.is_empty() {
             true => None,
             false => Some(pins.set_aside()?),
         };
         let maps = declared.keys().map(|map| pins.map(map));
-        Ok(Prepared {
+        let prepared = Prepared {
             pins,
             aside,
             new: maps.filter(|pin| !pin.exists()).collect(),
             resized,
-        })
+            takeover,
+        };
+        prepared.adopt().inspect_err(|_| prepared.undo())?;
+        Ok(prepared)
     }
 
     /// Compares the pinned maps with those that the object declares; returns those of other sizes.
-    fn check_pinned(
+    pub(super) fn check_pinned(
         &self,
         pins: &Pins,
         declared: &BTreeMap<String, aya_obj::Map>,
@@ -145,7 +165,6 @@ impl Loader {
                 });
             }
             let (pinned, asked) = (info.max_entries(), map.max_entries());
-            // The indices of these arrays have a meaning: a reason, a stage.
             if OF_ONE_LENGTH.contains(&name.as_str()) && pinned != asked {
                 return Err(LoadError::Length {
                     map: name.clone(),
@@ -162,5 +181,15 @@ impl Loader {
             }
         }
         Ok(resized)
+    }
+
+    /// Tells whether a pinned map is as the object and the options ask for.
+    pub(super) fn is_as_declared(&self, pin: &Path, name: &str, map: &aya_obj::Map) -> bool {
+        let Ok(info) = MapInfo::from_pin(pin) else {
+            return false;
+        };
+        let is_sized = self.max_entries.contains_key(name) || OF_ONE_LENGTH.contains(&name);
+        MapLayout::pinned(&info).is_ok_and(|pinned| pinned == MapLayout::declared(map))
+            && (!is_sized || info.max_entries() == map.max_entries())
     }
 }

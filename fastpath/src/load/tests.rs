@@ -36,3 +36,41 @@ fn size_for_an_unknown_map_is_refused_before_anything_is_loaded() {
         .unwrap_err();
     assert!(matches!(error, LoadError::UnknownMap { map } if map == "NOPE"));
 }
+
+/// Lists the stages that frames can get to.
+fn loaded_stages(loaded: &Loaded) -> Vec<Stage> {
+    // Aya reads no program arrays. The system calls are the same.
+    let places = Map::HashMap(loaded.map(map::STAGES).unwrap());
+    let places = aya::maps::HashMap::<_, u32, u32>::try_from(places).unwrap();
+    let is_there = |stage: &Stage| places.get(&stage.index(), 0).is_ok();
+    Stage::ALL.into_iter().filter(is_there).collect()
+}
+
+#[test]
+fn stages_of_a_duty_are_loaded_once_it_is_taken_on() {
+    let stubs = lab::stub_object(object::bytes()).leak();
+    let loader = Loader::unpinned().object(stubs);
+    let loader = loader.max_entries(map::LUT, 1024);
+    let mut loaded = loader.duties(Duties::default()).load().unwrap();
+    let reached = |duties| {
+        let all = Stage::ALL.into_iter();
+        all.filter(|stage| stage.is_reached(duties))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(loaded_stages(&loaded), reached(Duties::default()));
+    let node = Duties {
+        node: true,
+        nat: false,
+    };
+    for _ in 0..2 {
+        loaded.take_on(node).unwrap();
+        assert_eq!(loaded_stages(&loaded), reached(node));
+    }
+    // What is loaded stays.
+    let nat = Duties {
+        node: false,
+        nat: true,
+    };
+    loaded.take_on(nat).unwrap();
+    assert_eq!(loaded_stages(&loaded), Stage::ALL);
+}

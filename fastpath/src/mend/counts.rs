@@ -10,7 +10,7 @@ use crate::port::Losses;
 pub enum Outcome {
     /// The agent has received it.
     Taken = 0,
-    /// It went back to XDP, which knew its ports by then.
+    /// It went back to XDP, which knew its ports or its next hop by then.
     Mended = 1,
     /// It went back to XDP and on to the kernel, whose datagram it may be, for its ports stayed unknown.
     PassedOn = 2,
@@ -24,8 +24,8 @@ pub enum Outcome {
     Overlap = 6,
     /// The same fragment is held already.
     Duplicate = 7,
-    /// It is not what it was punted for: no later fragment, or none that is too big and may be cut. Or it claims to end
-    /// beyond the longest datagram.
+    /// It is not what it was punted for: no later fragment, or nothing that is too big and may be cut. Or it claims to
+    /// end beyond the longest datagram.
     Unreadable = 8,
     /// The way back did not take it.
     Unsent = 9,
@@ -35,11 +35,21 @@ pub enum Outcome {
     Cut = 11,
     /// It is too big, and where it was to go there is no room for a header and eight bytes.
     NoPieceFits = 12,
+    /// No next hop to its backend became known in time.
+    NextHopUnresolved = 13,
+    /// As many packets wait for its next hop as may, or for all next hops together.
+    NextHopFull = 14,
+    /// A device that takes no frames from XDP has sent it.
+    Carried = 15,
+    /// No socket sends by its device, or not any more.
+    NotCarried = 16,
+    /// Its device sends more slowly than packets come.
+    CarryFull = 17,
 }
 
 impl Outcome {
     /// Every outcome, in the order of their numbers.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 18] = [
         Self::Taken,
         Self::Mended,
         Self::PassedOn,
@@ -53,6 +63,11 @@ impl Outcome {
         Self::Ended,
         Self::Cut,
         Self::NoPieceFits,
+        Self::NextHopUnresolved,
+        Self::NextHopFull,
+        Self::Carried,
+        Self::NotCarried,
+        Self::CarryFull,
     ];
 
     /// Returns the metric label.
@@ -72,6 +87,11 @@ impl Outcome {
             Self::Ended => "mend_ended",
             Self::Cut => "mend_cut",
             Self::NoPieceFits => "mend_no_piece_fits",
+            Self::NextHopUnresolved => "mend_next_hop_unresolved",
+            Self::NextHopFull => "mend_next_hop_full",
+            Self::Carried => "mend_carried",
+            Self::NotCarried => "mend_not_carried",
+            Self::CarryFull => "mend_carry_full",
         }
     }
 }

@@ -70,16 +70,16 @@ pub enum PairError {
 
 /// The way back, and where it ends.
 #[derive(Debug)]
-pub(super) struct Pair {
-    pub(super) sender: WayBack,
+pub(crate) struct Pair {
+    pub(crate) sender: WayBack,
     /// Index of the end at which mended frames come back.
-    pub(super) device: u32,
-    pub(super) mac: [u8; 6],
+    pub(crate) device: u32,
+    pub(crate) mac: [u8; 6],
 }
 
 /// Sends into the pair.
 #[derive(Debug)]
-pub(super) struct WayBack {
+pub(crate) struct WayBack {
     announcer: Announcer,
     end: Link,
 }
@@ -96,7 +96,7 @@ impl Pair {
     /// # Errors
     ///
     /// Each error names the cause.
-    pub(super) fn make() -> Result<Self, PairError> {
+    pub(crate) fn make() -> Result<Self, PairError> {
         if !is_there()? {
             create().map_err(failed("create"))?;
         }

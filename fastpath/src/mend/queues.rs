@@ -28,6 +28,8 @@ pub enum QueueError {
     TooMany,
     #[error(transparent)]
     Open(OpenError),
+    #[error("no interface has the index {device}")]
+    NoDevice { device: u32 },
     #[error("cannot have packets come by a queue")]
     Map(#[from] MapError),
     // The interface is gone, for example.
@@ -46,6 +48,8 @@ pub(super) struct Queues {
     pub(super) open: usize,
     /// Why a queue is not open.
     pub(super) problems: BTreeMap<Queue, Arc<QueueError>>,
+    /// Why devices send nothing that take no frames from XDP.
+    pub(super) carriers: Vec<Arc<QueueError>>,
 }
 
 /// The state of the queues: those of the interfaces, and the one where mended packets come back.
@@ -55,7 +59,7 @@ pub struct QueueStates {
     pub wanted: usize,
     /// Number of open queues; 0 if the thread has ended.
     pub open: usize,
-    /// Why others are not.
+    /// Why others are not, and why devices send nothing that take no frames from XDP.
     pub problems: Vec<Arc<QueueError>>,
 }
 
@@ -65,7 +69,12 @@ impl Queues {
         QueueStates {
             wanted: self.wanted,
             open: self.open,
-            problems: self.problems.values().cloned().collect(),
+            problems: self
+                .problems
+                .values()
+                .chain(&self.carriers)
+                .cloned()
+                .collect(),
         }
     }
 }

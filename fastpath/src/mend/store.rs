@@ -37,6 +37,8 @@ struct HeldDatagram {
 #[derive(Debug)]
 pub(super) struct Store {
     limits: Limits,
+    /// Bytes that all packets may take.
+    room: usize,
     datagrams: HashMap<Tuple, HeldDatagram>,
     /// The datagrams in the order in which they began.
     order: BTreeMap<u64, Tuple>,
@@ -53,6 +55,7 @@ impl Store {
     pub(super) fn new(limits: Limits) -> Self {
         Self {
             limits,
+            room: limits.bytes,
             datagrams: HashMap::new(),
             order: BTreeMap::new(),
             sources: HashMap::new(),
@@ -101,7 +104,7 @@ impl Store {
         if used + cost > self.limits.bytes_of_source {
             return refuse(frame, may_be_for_kernel, Outcome::SourceShare, tally);
         }
-        if cost > self.limits.bytes {
+        if cost > self.room {
             return refuse(frame, may_be_for_kernel, Outcome::OutOfMemory, tally);
         }
         let passed_on = self.make_room(cost, tally);
@@ -126,6 +129,12 @@ impl Store {
         self.bytes += cost;
         self.packets += 1;
         passed_on
+    }
+
+    /// Sets how many bytes all packets may take. Returns the frames that lose their room and may be for the kernel.
+    pub(super) fn set_room(&mut self, room: usize, tally: &mut Tally) -> Vec<Vec<u8>> {
+        self.room = room;
+        self.make_room(0, tally)
     }
 
     /// Takes the packets of a datagram out, in their order in the datagram.
@@ -208,7 +217,7 @@ impl Store {
     /// Gives up the datagrams that have waited longest until there is room. Returns what may be the kernel's.
     fn make_room(&mut self, cost: usize, tally: &mut Tally) -> Vec<Vec<u8>> {
         let mut passed_on = Vec::new();
-        while self.bytes + cost > self.limits.bytes
+        while self.bytes + cost > self.room
             && let Some((_, key)) = self.order.first_key_value()
         {
             let key = *key;

@@ -21,12 +21,13 @@ use rustix::{
     io::Errno,
 };
 use xdp_prog::{
-    abi::{Datagram, Tuple, map},
+    abi::{AddressKey, Datagram, Tuple, map},
     punt::queue_key,
 };
 
 use super::{
     Counts, Limits,
+    carriers::Carriers,
     pair::{MENDED_END, Pair, PairError, WayBack},
     queues::{Queue, QueueError, QueueStates, Queues, pause_behind},
     worker::{Known, Worker},
@@ -39,14 +40,17 @@ use crate::{
         Losses, Port,
         xsk::{Copying, Options, Xsk},
     },
+    tables::{TableError, Unresolved},
 };
 
 /// Pause between two looks while something is held.
 const LOOK: Duration = Duration::from_millis(1);
 /// Longest sleep. Commands wait for it.
 const SLEEP: Duration = Duration::from_millis(100);
-/// Buffers of a queue, all of them for what arrives.
+/// Buffers of a queue for what arrives.
 const BUFFERS: u32 = 512;
+/// Buffers of queue 0 for what leaves, because its device may be one that takes no frames from XDP.
+const CARRY_BUFFERS: u32 = 128;
 
 /// Reasons why packets cannot be mended.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +67,8 @@ pub enum MendError {
         #[source]
         source: MapError,
     },
+    #[error(transparent)]
+    Table(#[from] TableError),
     #[error("cannot start the thread that mends")]
     Thread(#[source] io::Error),
 }
@@ -120,7 +126,10 @@ impl Mend {
         loaded.attach_mended(device).map_err(MendError::Attach)?;
         let counts = Arc::new(Counts::default());
         let queues = Arc::new(Mutex::default());
-        let known = Published(hash(loaded, map::FRAGMENTS)?);
+        let known = KnownByTables {
+            datagrams: hash(loaded, map::FRAGMENTS)?,
+            backends: Unresolved::open(loaded)?,
+        };
         let worker = Worker::new(limits, known, sender, mac, Arc::clone(&counts));
         let sockets = XskMap::try_from(Map::XskMap(loaded.map(map::XSKS)?));
         let sockets = sockets.map_err(failed(map::XSKS))?;
@@ -137,6 +146,7 @@ impl Mend {
             },
             wanted: BTreeSet::new(),
             ports: BTreeMap::new(),
+            carriers: Carriers::default(),
             attempted: None,
             failures: 0,
             lost: Losses::default(),
@@ -190,13 +200,21 @@ impl Drop for Mend {
     }
 }
 
-/// The datagrams whose first fragments have published their ports.
-struct Published(HashMap<MapData, Tuple, Datagram>);
+/// What the tables know.
+struct KnownByTables {
+    /// The datagrams whose first fragments have published their ports.
+    datagrams: HashMap<MapData, Tuple, Datagram>,
+    backends: Unresolved,
+}
 
-impl Known for Published {
+impl Known for KnownByTables {
     fn has(&self, datagram: &Tuple) -> bool {
-        let first = self.0.get(datagram, 0);
+        let first = self.datagrams.get(datagram, 0);
         first.is_ok_and(|first| first.is_awaited(monotonic_ns()))
+    }
+
+    fn unresolved(&self, backend: u32) -> Option<AddressKey> {
+        self.backends.node(backend)
     }
 }
 
@@ -208,7 +226,7 @@ struct Open {
 }
 
 struct Thread {
-    worker: Worker<Published, WayBack>,
+    worker: Worker<KnownByTables, WayBack>,
     sockets: XskMap<MapData>,
     places: HashMap<MapData, u64, u32>,
     /// Places in `XSKS` that no queue has.
@@ -217,6 +235,7 @@ struct Thread {
     mended_queue: Queue,
     wanted: BTreeSet<Queue>,
     ports: BTreeMap<Queue, Open>,
+    carriers: Carriers,
     /// When queues that are not open were last tried.
     attempted: Option<Instant>,
     /// How often in a row that was in vain.
@@ -248,6 +267,7 @@ impl Thread {
             }
             self.open_missing();
             let taken = self.take();
+            self.carry();
             self.worker.release_and_expire(monotonic_ns());
             if taken == 0 {
                 self.show_losses();
@@ -255,6 +275,9 @@ impl Thread {
             }
         }
         self.follow(BTreeSet::new());
+        self.carry();
+        self.carriers.close();
+        self.carry();
         self.worker.end();
         self.show_losses();
     }
@@ -270,11 +293,44 @@ impl Thread {
             }
         }
         for (queue, source) in broken {
-            self.close(&queue);
-            let interface = queue.interface.clone();
-            self.note_problem(queue, QueueError::Broken { interface, source });
+            self.close_broken(queue, source);
         }
         taken
+    }
+
+    fn close_broken(&mut self, queue: Queue, source: io::Error) {
+        self.close(&queue);
+        let interface = queue.interface.clone();
+        self.note_problem(queue, QueueError::Broken { interface, source });
+    }
+
+    /// Sends finished frames by devices that take none from XDP.
+    fn carry(&mut self) {
+        let mut finished = self.worker.take_finished();
+        if finished.is_empty() && self.carriers.is_idle() {
+            return;
+        }
+        let mut shared: BTreeMap<u32, &mut Port<Xsk>> = self
+            .ports
+            .iter_mut()
+            .filter(|(queue, _)| queue.queue == 0)
+            .map(|(queue, open)| (queue.device, &mut open.port))
+            .collect();
+        let (mut turn, broken) = self
+            .carriers
+            .send(&mut finished, |device| shared.remove(&device));
+        for (device, source) in broken {
+            let ports = self.ports.keys();
+            let mut of_device = ports.filter(|queue| queue.device == device && queue.queue == 0);
+            if let Some(queue) = of_device.next().cloned() {
+                self.close_broken(queue, source);
+            }
+        }
+        let in_transit = self.ports.values().map(|open| open.port.in_transit()).sum();
+        self.carriers.turn(&mut turn, in_transit);
+        self.worker.note_carried(finished, turn);
+        let problems = self.carriers.problems();
+        self.edit_queues(|queues| queues.carriers = problems);
     }
 
     fn sleep(&self) {
@@ -331,10 +387,11 @@ impl Thread {
 
     fn open(&mut self, queue: &Queue) -> Result<(), QueueError> {
         let place = self.free.last().copied().ok_or(QueueError::TooMany)?;
+        let reserve = if queue.queue == 0 { CARRY_BUFFERS } else { 0 };
         let options = Options {
-            buffers: BUFFERS,
+            buffers: BUFFERS + reserve,
             buffer_size: 4096,
-            reserve: 0,
+            reserve,
             ring: BUFFERS,
             copying: Copying::Always,
             several_buffers: false,
@@ -361,6 +418,7 @@ impl Thread {
         let _ = self.places.remove(&queue_key(queue.device, queue.queue));
         let _ = self.sockets.unset(open.place);
         while matches!(self.worker.take(&mut open.port, monotonic_ns()), Ok(1..)) {}
+        self.carriers.cut_off(open.port.in_transit());
         self.lost = sum(self.lost, open.port.losses().unwrap_or_default());
         self.free.push(open.place);
         let open = self.ports.len();

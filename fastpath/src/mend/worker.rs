@@ -1,4 +1,4 @@
-//! Judges punted frames: holds them, cuts them, has them go back, or gives them up.
+//! Judges punted frames: holds them, cuts them, has them go back or leave, or gives them up.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -7,7 +7,7 @@ use std::{
 };
 
 use xdp_prog::{
-    abi::Tuple,
+    abi::{AddressKey, Tuple},
     frame::HostFrame,
     parse,
     punt::{LaterFragment, PuntHeader},
@@ -16,7 +16,10 @@ use xdp_prog::{
 };
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
-use super::{Counts, Limits, Outcome, counts::Tally, cut::Pieces, store::Store};
+use super::{
+    Counts, Limits, Outcome, carry::Finished, counts::Tally, cut::Pieces, store::Store,
+    waiting::Waiting,
+};
 use crate::port::{Buffer, Port, Rings};
 
 /// Most frames that are taken out of one queue before it is the next one's turn.
@@ -24,14 +27,16 @@ const BATCH: usize = 64;
 /// Most datagrams that are asked for in a look. One takes half a microsecond.
 const ASKED: usize = 512;
 
-/// The datagrams whose first fragments have come.
+/// What the tables know by now.
 pub(super) trait Known {
-    /// Tells whether the ports of a datagram are known.
+    /// Tells whether the ports of a datagram are known: its first fragment has come.
     fn has(&self, datagram: &Tuple) -> bool;
+    /// Returns the node of the backend with this id if no next hop to it is known.
+    fn unresolved(&self, backend: u32) -> Option<AddressKey>;
 }
 
 /// The way back to XDP.
-pub(super) trait Back {
+pub(crate) trait Back {
     /// Sends a frame with what is in front of it.
     ///
     /// # Errors
@@ -43,7 +48,9 @@ pub(super) trait Back {
 /// Mends what comes by any number of ports.
 #[derive(Debug)]
 pub(super) struct Worker<K, B> {
+    limits: Limits,
     store: Store,
+    waiting: Waiting,
     known: K,
     back: B,
     /// MAC of the end where mended frames come back: the stack takes no frames for another one.
@@ -55,6 +62,22 @@ pub(super) struct Worker<K, B> {
     identification: u16,
     /// The piece that is being sent.
     piece: Vec<u8>,
+    /// Frames for devices that take none from XDP.
+    finished: Finished,
+    /// Packets on their way out of such devices.
+    leaving: usize,
+}
+
+/// What became of finished frames in a turn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Carried {
+    pub(super) carried: u64,
+    /// Those for whose device there is no socket.
+    pub(super) not_carried: u64,
+    /// Those for which there was no room.
+    pub(super) full: u64,
+    /// Number of those that have not left yet.
+    pub(super) leaving: usize,
 }
 
 impl<K: Known, B: Back> Worker<K, B> {
@@ -66,7 +89,9 @@ impl<K: Known, B: Back> Worker<K, B> {
         counts: Arc<Counts>,
     ) -> Self {
         Self {
+            limits,
             store: Store::new(limits),
+            waiting: Waiting::new(limits),
             known,
             back,
             mac,
@@ -75,6 +100,8 @@ impl<K: Known, B: Back> Worker<K, B> {
             received: Vec::new(),
             identification: random(),
             piece: Vec::new(),
+            finished: Finished::default(),
+            leaving: 0,
         }
     }
 
@@ -97,8 +124,12 @@ impl<K: Known, B: Back> Worker<K, B> {
         Ok(taken)
     }
 
-    /// Sends back held fragments whose ports are known by now, and gives up those that were held for too long.
+    /// Sends back what is held and may go on by now: fragments whose ports are known, and packets whose next hops are.
+    /// Gives up what was held for too long.
     pub(super) fn release_and_expire(&mut self, now: u64) {
+        self.send_resolved();
+        self.waiting.expire(now, &mut self.tally);
+        self.share_memory();
         for datagram in self.store.next_asked(ASKED) {
             if self.known.has(&datagram) {
                 self.send_held(&datagram);
@@ -112,15 +143,33 @@ impl<K: Known, B: Back> Worker<K, B> {
 
     /// Gives up what is held.
     pub(super) fn end(&mut self) {
+        self.waiting.clear(&mut self.tally);
         for frame in self.store.clear(&mut self.tally) {
             self.send(&frame, Outcome::PassedOn);
         }
         self.show();
     }
 
-    /// Tells whether nothing is held.
+    /// Returns the finished frames of the batches since the last call. The caller says by [`Self::note_carried`] what
+    /// became of them, and gives their memory back.
+    pub(super) fn take_finished(&mut self) -> Finished {
+        std::mem::take(&mut self.finished)
+    }
+
+    /// Counts what became of finished frames, now and in earlier turns.
+    pub(super) fn note_carried(&mut self, mut frames: Finished, turn: Carried) {
+        frames.clear();
+        self.finished = frames;
+        self.tally[Outcome::Carried as usize] += turn.carried;
+        self.tally[Outcome::NotCarried as usize] += turn.not_carried;
+        self.tally[Outcome::CarryFull as usize] += turn.full;
+        self.leaving = turn.leaving;
+        self.show();
+    }
+
+    /// Tells whether nothing is held or on its way out.
     pub(super) fn is_idle(&self) -> bool {
-        self.store.is_empty()
+        self.store.is_empty() && self.waiting.packets() == 0 && self.leaving == 0
     }
 
     #[cfg(test)]
@@ -140,7 +189,26 @@ impl<K: Known, B: Back> Worker<K, B> {
                 let outcome = self.cut(&punted);
                 self.tally[outcome as usize] += 1;
             }
+            PuntReason::NextHop => self.wait_for_next_hop(&punted, now),
+            PuntReason::Carry => self.finished.push(punted.header.leaves_by(), punted.frame),
         }
+    }
+
+    /// Has a packet go back if its next hop is known, and holds it otherwise.
+    fn wait_for_next_hop(&mut self, punted: &Punted<'_>, now: u64) {
+        let backend = punted.header.backend();
+        let Some(node) = self.known.unresolved(backend) else {
+            // Not before those that have waited.
+            self.send_resolved();
+            self.send(&punted.back(), Outcome::Mended);
+            return;
+        };
+        if !self.waiting.has_room(&node, punted.length_back()) {
+            self.tally[Outcome::NextHopFull as usize] += 1;
+            return;
+        }
+        self.waiting.hold(now, node, backend, punted.back());
+        self.share_memory();
     }
 
     /// Has a fragment go back if its ports are known, and holds it otherwise.
@@ -150,7 +218,7 @@ impl<K: Known, B: Back> Worker<K, B> {
             self.tally[Outcome::Unreadable as usize] += 1;
             return;
         };
-        let frame = [&punted.front[..], punted.packet].concat();
+        let frame = punted.back();
         if self.known.has(&fragment.datagram) {
             self.send_held(&fragment.datagram);
             self.send(&frame, Outcome::Mended);
@@ -174,14 +242,31 @@ impl<K: Known, B: Back> Worker<K, B> {
             Err(outcome) => return outcome,
         };
         self.piece.clear();
-        self.piece.extend_from_slice(&punted.front);
+        self.piece.extend_from_slice(punted.header_back.as_bytes());
+        self.piece.extend_from_slice(punted.link);
+        let front = self.piece.len();
         while pieces.write_next(&mut self.piece) {
             if self.back.send(&self.piece).is_err() {
                 return Outcome::Unsent;
             }
-            self.piece.truncate(FRONT);
+            self.piece.truncate(front);
         }
         Outcome::Cut
+    }
+
+    fn send_resolved(&mut self) {
+        let known = &self.known;
+        for frame in self.waiting.release(|backend| known.unresolved(backend)) {
+            self.send(&frame, Outcome::Mended);
+        }
+    }
+
+    /// Leaves the memory to fragments that no packet takes which waits for its next hop.
+    fn share_memory(&mut self) {
+        let room = self.limits.bytes - self.waiting.bytes();
+        for frame in self.store.set_room(room, &mut self.tally) {
+            self.send(&frame, Outcome::PassedOn);
+        }
     }
 
     fn send_held(&mut self, datagram: &Tuple) {
@@ -200,23 +285,24 @@ impl<K: Known, B: Back> Worker<K, B> {
 
     fn show(&mut self) {
         self.counts.add(&mut self.tally);
-        self.counts
-            .show_held(self.store.packets(), self.store.bytes());
+        self.counts.show_held(
+            self.store.packets() + self.waiting.packets() + self.leaving,
+            self.store.bytes() + self.waiting.bytes(),
+        );
     }
 }
-
-/// Length of what is in front of a packet on its way back: what is for the program, and an Ethernet header.
-const FRONT: usize = PuntHeader::LENGTH + Ethernet::LENGTH;
 
 /// A frame as it was punted.
 struct Punted<'b> {
     header: PuntHeader,
+    /// What goes in front of the frame on its way back.
+    header_back: PuntHeader,
     reason: PuntReason,
     frame: &'b [u8],
-    /// The packet in the frame.
+    /// The frame's Ethernet header and VLAN tags.
+    link: &'b [u8],
+    /// The packet behind them.
     packet: &'b [u8],
-    /// What goes in front of that on its way back.
-    front: [u8; FRONT],
 }
 
 impl<'b> Punted<'b> {
@@ -227,20 +313,25 @@ impl<'b> Punted<'b> {
         let (header, frame) = PuntHeader::ref_from_prefix(bytes).ok()?;
         let begin = HostFrame::with_headroom(frame.get(..LINK).unwrap_or(frame), 0);
         let link = parse::any_link(&begin).ok()?;
-        let mut front = [0; FRONT];
-        let (for_program, ethernet) = front.split_at_mut(PuntHeader::LENGTH);
-        for_program.copy_from_slice(header.back_to(mac).as_bytes());
-        // Without VLAN tags: what goes on to the stack has come by the device above those.
-        ethernet[..6].copy_from_slice(&mac);
-        ethernet[6..12].copy_from_slice(frame.get(6..12)?);
-        ethernet[12..].copy_from_slice(&link.ether_type.to_be_bytes());
+        let (link, packet) = frame.split_at_checked(link.l3)?;
         Some(Self {
             header: *header,
+            header_back: header.back_to(mac),
             reason: header.reason()?,
             frame,
-            packet: frame.get(link.l3..)?,
-            front,
+            link,
+            packet,
         })
+    }
+
+    /// Returns the length of the frame as it goes back.
+    const fn length_back(&self) -> usize {
+        PuntHeader::LENGTH + self.frame.len()
+    }
+
+    /// Returns the frame as it goes back.
+    fn back(&self) -> Vec<u8> {
+        [self.header_back.as_bytes(), self.frame].concat()
     }
 }
 

@@ -21,8 +21,8 @@ use rustix::{
 };
 
 use super::{
-    Attributes, Message, NLM_F_ACK, NLM_F_DUMP_INTR, NLM_F_MULTI, NLMSG_DONE, NLMSG_ERROR, Request,
-    messages, put_attribute, read_string, read_u16, read_u32,
+    Attributes, Message, NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_MULTI, NLMSG_DONE,
+    NLMSG_ERROR, Request, messages, put_attribute, read_string, read_u16, read_u32,
 };
 
 const MESSAGE_HEADER: usize = 16;
@@ -300,6 +300,13 @@ fn status(body: &[u8], distance: usize) -> Result<(), RequestError> {
 pub(crate) fn generic(family: u16, command: u8) -> Request {
     const VERSION: u8 = 1;
     Request::new(family, NLM_F_ACK, &[command, VERSION, 0, 0])
+}
+
+/// Starts a request of a generic family for a list.
+pub(crate) fn generic_list(family: u16, command: u8) -> Request {
+    let mut request = generic(family, command);
+    request.flags = (request.flags & !NLM_F_ACK) | NLM_F_DUMP;
+    request
 }
 
 /// Iterates over the attributes behind the header of a generic family's message.

@@ -14,6 +14,11 @@ const IFF_NOARP: u32 = 0x80;
 /// Leaves the counters out of the answer; they are its largest part.
 const RTEXT_FILTER_SKIP_STATS: u32 = 1 << 3;
 
+/// Kinds of Ethernet devices whose drivers have no `ndo_xdp_xmit` up to Linux 6.18. Before Linux 6.3, only their names
+/// tell.
+const NO_REDIRECT_TARGETS: [&[u8]; 6] =
+    [b"bridge", b"ipvlan", b"macvlan", b"team", b"vlan", b"vxlan"];
+
 /// The EtherType of an 802.1Q tag.
 pub(crate) const ETHERTYPE_VLAN: u16 = 0x8100;
 
@@ -41,6 +46,8 @@ pub(crate) struct Link {
     pub(crate) mac: Option<[u8; 6]>,
     pub(crate) mtu: u32,
     pub(crate) vlan: Option<Vlan>,
+    /// The device is of a kind that takes no frames from XDP on any kernel.
+    pub(crate) is_no_redirect_target: bool,
 }
 
 /// The tag that a VLAN device adds to frames, and the device below it.
@@ -75,6 +82,7 @@ pub(crate) fn decode(message: &Message<'_>) -> Option<Link> {
         mac: None,
         mtu: 0,
         vlan: None,
+        is_no_redirect_target: false,
     };
     let mut lower = None;
     let mut lower_elsewhere = false;
@@ -86,7 +94,12 @@ pub(crate) fn decode(message: &Message<'_>) -> Option<Link> {
             libc::IFLA_MTU => link.mtu = read_u32(value)?,
             libc::IFLA_LINK => lower = read_u32(value),
             libc::IFLA_LINK_NETNSID => lower_elsewhere = true,
-            libc::IFLA_LINKINFO => link.vlan = decode_vlan(Attributes(value)),
+            libc::IFLA_LINKINFO => {
+                let kind = kind_of(value);
+                link.vlan = decode_vlan(kind, value);
+                link.is_no_redirect_target =
+                    kind.is_some_and(|kind| NO_REDIRECT_TARGETS.contains(&kind));
+            }
             _ => {}
         }
     }
@@ -96,25 +109,23 @@ pub(crate) fn decode(message: &Message<'_>) -> Option<Link> {
     Some(link)
 }
 
-fn decode_vlan(info: Attributes<'_>) -> Option<Vlan> {
-    let mut data = None;
-    let mut is_vlan = false;
-    for (kind, value) in info {
-        match kind {
-            libc::IFLA_INFO_KIND => is_vlan = value.strip_suffix(&[0]).unwrap_or(value) == b"vlan",
-            libc::IFLA_INFO_DATA => data = Some(Attributes(value)),
-            _ => {}
-        }
-    }
-    if !is_vlan {
+/// Returns the name of the device's kind.
+fn kind_of(info: &[u8]) -> Option<&[u8]> {
+    let (_, name) = Attributes(info).find(|(kind, _)| *kind == libc::IFLA_INFO_KIND)?;
+    Some(name.strip_suffix(&[0]).unwrap_or(name))
+}
+
+fn decode_vlan(kind: Option<&[u8]>, info: &[u8]) -> Option<Vlan> {
+    if kind != Some(b"vlan") {
         return None;
     }
+    let (_, data) = Attributes(info).find(|(kind, _)| *kind == libc::IFLA_INFO_DATA)?;
     let mut vlan = Vlan {
         id: 0,
         ethertype: ETHERTYPE_VLAN,
         lower: None,
     };
-    for (kind, value) in data? {
+    for (kind, value) in Attributes(data) {
         match kind {
             IFLA_VLAN_ID => vlan.id = read_u16(value)?,
             IFLA_VLAN_PROTOCOL => vlan.ethertype = u16::from_be(read_u16(value)?),
@@ -183,6 +194,7 @@ mod tests {
                 ethertype: 0x8100,
                 lower: Some(3),
             }),
+            is_no_redirect_target: true,
         };
         assert_eq!(read(&bytes), expected);
     }
@@ -204,7 +216,8 @@ mod tests {
         let bytes = written(libc::ARPHRD_ETHER, IFF_UP, |request| {
             request.attribute(libc::IFLA_LINKINFO, &vlan_info(b"veth", 0x8100))
         });
-        assert_eq!(read(&bytes).vlan, None);
+        let link = read(&bytes);
+        assert_eq!((link.vlan, link.is_no_redirect_target), (None, false));
     }
 
     #[test]

@@ -77,6 +77,12 @@ pub(super) fn keep(key: Key) -> Request {
         .attribute(NDA_PROTOCOL, &[PROTOCOL])
 }
 
+/// Returns the request that makes the kernel resolve a neighbour, or confirm it if it is stale: what a packet of the
+/// kernel's own would. For kernels that keep none resolved by themselves.
+pub(super) fn ask(key: Key) -> Request {
+    update(key, libc::NTF_USE, NLM_F_CREATE)
+}
+
 /// Returns the request that makes a kept neighbour an ordinary one.
 ///
 /// With `NTF_USE` the update leaves the entry's state alone; without it, the update would set a state.

@@ -7,6 +7,7 @@ use super::neighbour::Key;
 use super::route::Route;
 use super::view::{Answer, View};
 use super::{NetlinkError, Reason, Resolution, link, neighbour, route};
+use crate::facts::{self, KernelVersion};
 use crate::netlink::Request;
 use crate::netlink::connection::{Connection, RequestError};
 
@@ -14,6 +15,9 @@ use crate::netlink::connection::{Connection, RequestError};
 #[derive(Debug)]
 pub struct Resolver {
     connection: Connection,
+    carries: bool,
+    /// Whether the kernel keeps neighbours resolved by itself.
+    manages: bool,
 }
 
 impl Resolver {
@@ -24,7 +28,16 @@ impl Resolver {
     /// Fails if the socket cannot be opened.
     pub fn new() -> Result<Self, NetlinkError> {
         let connection = Connection::route().map_err(NetlinkError::Open)?;
-        Ok(Self { connection })
+        Ok(Self {
+            connection,
+            carries: false,
+            manages: !facts::kernel().is_older(KernelVersion::MANAGED_NEIGHBOURS),
+        })
+    }
+
+    /// Sets whether the agent sends what is for devices that take no frames from XDP. Returns whether that has changed.
+    pub fn set_carrying(&mut self, carries: bool) -> bool {
+        std::mem::replace(&mut self.carries, carries) != carries
     }
 
     /// Resolves one target. For many targets, [`Resolver::snapshot`] is cheaper.
@@ -63,12 +76,20 @@ impl Resolver {
         let links = links.map_err(failed("list the network devices"))?;
         let neighbours = self.connection.list(&neighbour::list(), neighbour::decode);
         let neighbours = neighbours.map_err(failed("list the neighbours"))?;
+        let redirect_targets = if self.carries {
+            let known = facts::redirect_targets();
+            Some(known.map_err(failed("ask which devices take frames from XDP"))?)
+        } else {
+            None
+        };
         let view = View {
+            redirect_targets,
             links: links.into_iter().map(|link| (link.ifindex, link)).collect(),
             neighbours: neighbours.into_iter().collect(),
         };
         Ok(Snapshot {
             connection: &mut self.connection,
+            manages: self.manages,
             view,
         })
     }
@@ -99,6 +120,7 @@ fn lookup(
 #[derive(Debug)]
 pub struct Snapshot<'a> {
     connection: &'a mut Connection,
+    manages: bool,
     pub(super) view: View,
 }
 
@@ -110,6 +132,17 @@ impl Snapshot<'_> {
     /// Fails if the kernel cannot be asked or its answer is not understood.
     pub fn resolve(&mut self, target: IpAddr) -> Result<Resolution, NetlinkError> {
         self.answer(target).map(|answer| answer.resolution)
+    }
+
+    /// Returns the index of the device by which frames to a target leave if that takes none from XDP, whether or not the
+    /// neighbour is known; `None` also if nothing is carried.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel cannot be asked or its answer is not understood.
+    pub fn carried_by(&mut self, target: IpAddr) -> Result<Option<u32>, NetlinkError> {
+        let route = lookup(self.connection, target)?;
+        Ok(route.ok().and_then(|route| self.view.carried_by(&route)))
     }
 
     /// Resolves one target and names the neighbour that the result depends on.
@@ -125,7 +158,12 @@ impl Snapshot<'_> {
         let upkeep = self.view.upkeep(wanted);
         let mut refused: Option<NetlinkError> = None;
         let kept = upkeep.keep.into_iter();
-        let kept = kept.map(|key| (key, neighbour::keep(key)));
+        let keep = if self.manages {
+            neighbour::keep
+        } else {
+            neighbour::ask
+        };
+        let kept = kept.map(|key| (key, keep(key)));
         let released = upkeep.release.into_iter();
         let released = released.map(|key| (key, neighbour::release(key)));
         for (key, request) in kept.chain(released) {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::{NetlinkError, Resolution, Resolver};
+use super::{LinkBelow, NetlinkError, Resolution, Resolver};
 
 /// A set of targets, each with the result that was reported last.
 ///
@@ -49,8 +49,8 @@ pub struct Refresh {
     pub unkept: Option<NetlinkError>,
     /// Number of neighbours that the limit of [`Tracker::limit`] leaves out.
     pub beyond_limit: usize,
-    /// The VLAN devices for which XDP can write the tag; each with the index of the device below and the VLAN id.
-    pub vlans: BTreeMap<u32, (u32, u16)>,
+    /// The VLAN devices for which XDP can write the tag, and those whose frames the agent sends.
+    pub links_below: BTreeMap<u32, LinkBelow>,
 }
 
 impl Tracker {
@@ -110,7 +110,7 @@ impl Tracker {
             changes: self.record(answers),
             unkept,
             beyond_limit,
-            vlans: snapshot.view.vlans(),
+            links_below: snapshot.view.links_below(),
         })
     }
 

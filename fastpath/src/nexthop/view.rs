@@ -6,13 +6,16 @@ use std::net::IpAddr;
 use super::link::{ETHERTYPE_VLAN, Link};
 use super::neighbour::{Key, Neighbour};
 use super::route::Route;
-use super::{NextHop, Reason, Resolution};
+use super::{LinkBelow, NextHop, Reason, Resolution};
 
 /// All devices and neighbours.
 #[derive(Debug, Default)]
 pub(super) struct View {
     pub(super) links: HashMap<u32, Link>,
     pub(super) neighbours: HashMap<Key, Neighbour>,
+    /// Whether devices take frames from XDP, as far as the kernel tells; `None` if the agent does not carry frames to
+    /// those that take none.
+    pub(super) redirect_targets: Option<HashMap<u32, bool>>,
 }
 
 /// A result, and the neighbour that it depends on.
@@ -63,7 +66,7 @@ impl View {
         }
         let link = self.running_link(route.ifindex)?;
         let source_mac = link.mac.ok_or(Reason::NoMac)?;
-        let (vlan, carrier) = self.carrier(link)?;
+        let (below, carrier) = self.below(link)?;
 
         let key = Key {
             ifindex: link.ifindex,
@@ -75,11 +78,12 @@ impl View {
         let destination_mac = known.or_else(|| link.no_arp.then_some(source_mac));
         let resolution = match destination_mac {
             Some(destination_mac) => Resolution::Resolved(NextHop {
-                ifindex: carrier.ifindex,
+                ifindex: below.ifindex,
+                is_carried: below.is_carried,
                 source_mac,
                 destination_mac,
                 via_gateway: route.gateway.is_some(),
-                vlan,
+                vlan: (below.vlan != 0).then_some(below.vlan),
                 mtu: link.mtu.min(carrier.mtu).min(route.mtu.unwrap_or(u32::MAX)),
                 source: route.source,
             }),
@@ -91,27 +95,59 @@ impl View {
         })
     }
 
-    /// Returns the device by which frames of `link` leave, and their tag.
-    fn carrier<'a>(&'a self, link: &'a Link) -> Result<(Option<u16>, &'a Link), Reason> {
+    /// Returns where frames of `link` leave, and the device there.
+    fn below<'a>(&'a self, link: &'a Link) -> Result<(LinkBelow, &'a Link), Reason> {
+        let (vlan, carrier) = match self.carrier(link) {
+            // The device writes its tags to what the agent sends.
+            Err(Reason::VlanUnsupported) if self.redirect_targets.is_some() => (0, link),
+            found => found?,
+        };
+        let below = LinkBelow {
+            ifindex: carrier.ifindex,
+            vlan,
+            is_carried: self.is_carried(carrier),
+        };
+        Ok((below, carrier))
+    }
+
+    /// Returns the device on which XDP sends frames of `link`, and their tag; 0 for none.
+    fn carrier<'a>(&'a self, link: &'a Link) -> Result<(u16, &'a Link), Reason> {
         let Some(vlan) = &link.vlan else {
-            return Ok((None, link));
+            return Ok((0, link));
         };
         let lower = vlan.lower.ok_or(Reason::VlanUnsupported)?;
         let carrier = self.running_link(lower)?;
         if vlan.ethertype != ETHERTYPE_VLAN || carrier.vlan.is_some() {
             return Err(Reason::VlanUnsupported);
         }
-        Ok((Some(vlan.id), carrier))
+        Ok((vlan.id, carrier))
     }
 
-    /// Lists the VLAN devices for which XDP can write the tag; each with the index of the device below and the VLAN
-    /// id.
-    pub(super) fn vlans(&self) -> BTreeMap<u32, (u32, u16)> {
-        let carried = |link: &Link| match self.carrier(link) {
-            Ok((Some(vlan), carrier)) => Some((link.ifindex, (carrier.ifindex, vlan))),
-            _ => None,
+    /// Returns the device of a route if the agent sends what leaves by it.
+    pub(super) fn carried_by(&self, route: &Route) -> Option<u32> {
+        let link = self.running_link(route.ifindex).ok()?;
+        let (below, _) = self.below(link).ok()?;
+        let is_unicast = route.route_type == libc::RTN_UNICAST;
+        (is_unicast && link.mac.is_some() && below.is_carried).then_some(below.ifindex)
+    }
+
+    /// Tells whether the agent sends what is to leave by a device. One of which the kernel does not tell, before Linux
+    /// 6.3, counts as taking frames from XDP unless none of its kind does.
+    fn is_carried(&self, link: &Link) -> bool {
+        self.redirect_targets.as_ref().is_some_and(|known| {
+            let takes = known.get(&link.ifindex).copied();
+            !takes.unwrap_or(!link.is_no_redirect_target)
+        })
+    }
+
+    /// Lists the devices whose frames leave by another one, with a tag, or by the agent; each with where they leave.
+    pub(super) fn links_below(&self) -> BTreeMap<u32, LinkBelow> {
+        let ethernet = self.links.values().filter(|link| link.mac.is_some());
+        let below = |link: &Link| {
+            let (below, _) = self.below(link).ok()?;
+            (below.vlan != 0 || below.is_carried).then_some((link.ifindex, below))
         };
-        self.links.values().filter_map(carried).collect()
+        ethernet.filter_map(below).collect()
     }
 
     fn running_link(&self, ifindex: u32) -> Result<&Link, Reason> {

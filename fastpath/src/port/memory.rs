@@ -35,9 +35,9 @@ pub(crate) struct MemoryRings {
     /// Bytes of a frame whose last part is still in the TX ring.
     unfinished: Vec<u8>,
     /// Every frame that left.
-    pub(super) sent: Vec<Vec<u8>>,
+    pub(crate) sent: Vec<Vec<u8>>,
     /// Errors of the next calls, in turn.
-    pub(super) refusals: VecDeque<i32>,
+    pub(crate) refusals: VecDeque<i32>,
     losses: Losses,
 }
 
@@ -86,7 +86,7 @@ impl MemoryRings {
     }
 
     /// Has the kernel tell of at most this many frames that they are sent.
-    pub(super) fn catch_up(&mut self, buffers: usize) {
+    pub(crate) fn catch_up(&mut self, buffers: usize) {
         let told = self.late.drain(..buffers.min(self.late.len()));
         self.completion.extend(told);
     }

@@ -41,6 +41,7 @@ impl Tables {
                 .extend(service.map(|service| (key, Arc::new(service))));
         }
         self.adopt_pasts();
+        self.adopt_shared();
         self.retain_keys()?;
         self.remove_stray_pods()?;
         let known: BTreeSet<u32> = self
@@ -144,15 +145,21 @@ impl Tables {
         }
         let local = self.adopt_local_run(id, run, entry.local);
         let pods = pods.into_iter().flatten();
-        let mut named: BTreeSet<u32> = pods.clone().map(|(_, backend)| *backend).collect();
-        for run in std::iter::once(run).chain(local) {
-            named.extend(self.lut.of(run).map(|slot| slot.owner()));
-        }
+        let runs = std::iter::once(run).chain(local);
+        let mut owners: BTreeSet<u32> = runs
+            .flat_map(|run| self.lut.of(run).map(|slot| slot.owner()))
+            .collect();
+        owners.remove(&0);
+        let mut named = owners.clone();
+        named.extend(pods.clone().map(|(_, backend)| *backend));
         named.remove(&0);
         let backends: BTreeSet<u32> = named
             .into_iter()
             .filter(|backend| self.adopt_backend(*backend, |backend| &mut backend.services))
             .collect();
+        owners.retain(|owner| {
+            backends.contains(owner) && self.adopt_backend(*owner, |backend| &mut backend.shared)
+        });
         let pods = pods
             .filter(|(_, backend)| backends.contains(backend))
             .map(|(tag, backend)| (*tag, *backend))
@@ -166,10 +173,13 @@ impl Tables {
             local,
             mode,
             backends: backends.into_iter().collect(),
+            owners: owners.into_iter().collect(),
             pods,
             source_ranges: source_ranges.cloned().unwrap_or_default(),
             owner,
             left_out: Box::default(),
+            is_shared: false,
+            last_change: 0,
             dropped_owners: DroppedOwners::default(),
         })
     }
@@ -234,6 +244,7 @@ impl Tables {
             id,
             services: 0,
             lists: 0,
+            shared: 0,
         };
         *users(&mut backend) = 1;
         self.contents.backend_by_key.insert(owned, backend);

@@ -145,12 +145,12 @@ impl Tables {
             return Ok(backend.id);
         }
         let id = self.allocate_backend_id()?;
-        self.write_backend(id, owned, InstalledBackend::used(id));
+        self.write_backend(id, owned);
         Ok(id)
     }
 
-    /// Writes a new backend under its id.
-    pub(super) fn write_backend(&mut self, id: u32, owned: OwnedBackend, new: InstalledBackend) {
+    /// Writes a new backend under its id, for its first user.
+    pub(super) fn write_backend(&mut self, id: u32, owned: OwnedBackend) {
         let route = self.contents.node_routes.get(&owned.key.address);
         let entry = backend_entry(
             &owned,
@@ -160,7 +160,9 @@ impl Tables {
         );
         self.counters.backends.clear(id);
         self.backends.write(id, entry);
-        self.contents.backend_by_key.insert(owned, new);
+        self.contents
+            .backend_by_key
+            .insert(owned, InstalledBackend::used(id));
     }
 
     fn allocate_backend_id(&mut self) -> Result<u32, TableError> {
@@ -209,6 +211,47 @@ impl Tables {
             // No service uses a backend that only lists of past owners name.
             backend.services = backend.services.saturating_sub(1);
             self.retire_if_unneeded(id, &owned);
+        }
+    }
+
+    /// Counts one service more in which each backend takes new connections.
+    pub(super) fn share(&mut self, ids: &[u32]) {
+        for id in ids {
+            self.set_shared(*id, |services| services + 1);
+        }
+    }
+
+    /// Counts one service less in which each backend takes new connections.
+    pub(super) fn unshare(&mut self, ids: &[u32]) {
+        for id in ids {
+            self.set_shared(*id, |services| services.saturating_sub(1));
+        }
+    }
+
+    /// Tells the programs which of the adopted backends take new connections; an earlier agent may have ended before it did.
+    pub(super) fn adopt_shared(&mut self) {
+        let ids: Vec<u32> = self
+            .contents
+            .backends()
+            .map(|(_, backend)| backend.id)
+            .collect();
+        for id in ids {
+            self.set_shared(id, |services| services);
+        }
+    }
+
+    /// Changes the number of services in which a backend takes new connections, and tells the programs whether there are any.
+    fn set_shared(&mut self, id: u32, change: impl FnOnce(u32) -> u32) {
+        let Some(entry) = self.backends.read(id) else {
+            return;
+        };
+        let Some(backend) = self.contents.backend_by_key.get_mut(&owned_backend(&entry)) else {
+            return;
+        };
+        backend.shared = change(backend.shared);
+        let takes_new = u32::from(backend.shared != 0);
+        if entry.takes_new != takes_new {
+            self.store_backend_word(id, offset_of!(Backend, takes_new), takes_new);
         }
     }
 

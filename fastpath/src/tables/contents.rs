@@ -18,6 +18,8 @@ pub struct InstalledService {
     pub mode: ForwardMode,
     /// Ids of its backends.
     pub(super) backends: Box<[u32]>,
+    /// Ids of those that own slots: they take new connections.
+    pub(super) owners: Box<[u32]>,
     /// Owner of its backends ([`ServiceSpec::owner`]).
     pub owner: u32,
     /// This machine's pods by tag.
@@ -26,6 +28,10 @@ pub struct InstalledService {
     pub(super) source_ranges: BTreeSet<IpNet>,
     /// Pods that are left out because another pod of their node has the same tag.
     pub(super) left_out: Box<[BackendKey]>,
+    /// Whether all edges have the same owners for its slots.
+    pub(super) is_shared: bool,
+    /// Number of the last change of its owners or past owners, among those of all services since the tables were opened.
+    pub(super) last_change: u64,
     /// Past owners of its slots that were dropped since the tables were opened.
     pub(super) dropped_owners: DroppedOwners,
 }
@@ -98,6 +104,8 @@ pub struct InstalledBackend {
     pub services: u32,
     /// Number of lists of past owners that name it. It keeps its id while there are any.
     pub lists: u32,
+    /// Number of its owner's services in which it takes new connections.
+    pub shared: u32,
 }
 
 impl InstalledBackend {
@@ -107,14 +115,7 @@ impl InstalledBackend {
             id,
             services: 1,
             lists: 0,
-        }
-    }
-
-    /// Makes a backend that nothing uses yet.
-    pub(super) const fn unused(id: u32) -> Self {
-        Self {
-            services: 0,
-            ..Self::used(id)
+            shared: 0,
         }
     }
 

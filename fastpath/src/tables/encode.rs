@@ -6,8 +6,8 @@ use aya::maps::lpm_trie::Key;
 use ipnet::IpNet;
 use xdp_prog::abi::{
     AddressKey, BACKEND_DOWN, BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, BACKEND_V6,
-    Backend, CONFIG_MEND, CONFIG_NODE, CONFIG_PROBES, Config, EdgePrefix, HOP_GATEWAY, IndexKey,
-    NextHop, SERVICE_DROP_WHEN_EMPTY, SERVICE_NAT, SERVICE_NODE_PORT, SERVICE_PODS,
+    Backend, CONFIG_MEND, CONFIG_NODE, CONFIG_PROBES, Config, EdgePrefix, HOP_CARRIED, HOP_GATEWAY,
+    IndexKey, NextHop, SERVICE_DROP_WHEN_EMPTY, SERVICE_NAT, SERVICE_NODE_PORT, SERVICE_PODS,
     SERVICE_SOURCE_RANGES, Service, ServiceKeyV4, ServiceKeyV6, SourcePrefix, Tag,
 };
 
@@ -58,6 +58,10 @@ pub(super) fn service_entry(key: &ServiceKey, spec: &ServiceSpec) -> Service {
     }
 }
 
+/// How long a client keeps its backend unless the specification says otherwise, in seconds
+/// (`sessionAffinityConfig.clientIP.timeoutSeconds` of Kubernetes).
+const AFFINITY_SECONDS: u32 = 10_800;
+
 /// Makes the rules part of a service's entry: mode, flags and affinity.
 pub(super) fn service_rules(spec: &ServiceSpec) -> Service {
     let is_nat = spec.mode == ForwardMode::Nat;
@@ -79,6 +83,10 @@ pub(super) fn service_rules(spec: &ServiceSpec) -> Service {
             .filter(|(set, _)| *set)
             .fold(0, |flags, (_, flag)| flags | flag),
         affinity: spec.affinity.map_or(0, |seed| seed.max(1)),
+        affinity_seconds: match spec.affinity {
+            Some(_) => spec.affinity_seconds.unwrap_or(AFFINITY_SECONDS),
+            None => 0,
+        },
         ..Service::default()
     }
 }
@@ -230,6 +238,15 @@ pub(super) fn settings_of(config: &Config) -> Settings {
     }
 }
 
+/// Returns the index of a device as the programs read it.
+pub(super) const fn device_word(ifindex: u32, is_carried: bool) -> u32 {
+    if is_carried {
+        ifindex | HOP_CARRIED
+    } else {
+        ifindex
+    }
+}
+
 pub(super) fn next_hop_entry(
     target: IpAddr,
     hop: &crate::nexthop::NextHop,
@@ -240,7 +257,7 @@ pub(super) fn next_hop_entry(
     let own = hop.source.filter(|own| own.is_ipv4() == target.is_ipv4());
     let outer = settings.outer_source(target, own);
     NextHop {
-        ifindex: hop.ifindex,
+        ifindex: device_word(hop.ifindex, hop.is_carried),
         mtu: hop.mtu,
         source: outer.map_or([0; 16], |outer| wire_address(outer.address)),
         spread: outer.map_or(0, |outer| outer.spread),

@@ -19,8 +19,10 @@ use super::{
 
 /// A service's tables without places and ids.
 pub(super) struct Layout {
-    /// The backends that this machine uses.
+    /// The backends that this machine uses; those that take new connections come first.
     pub(super) backends: Vec<BackendKey>,
+    /// How many of them take new connections.
+    pub(super) sharing: usize,
     /// The lookup table; its owners are indices into `backends`.
     pub(super) table: Lut,
     /// The table of this machine's pods alone, if it has any.
@@ -99,6 +101,7 @@ pub(super) fn layout(
             .filter_map(|index| Some((tag(*index)?.pod_bits(), *index)))
             .collect(),
         backends: used.iter().map(|backend| backend.key(spec.mode)).collect(),
+        sharing,
         table,
         local: local_table,
         left_out: hidden.iter().map(|hidden| hidden.key(spec.mode)).collect(),

@@ -1,4 +1,4 @@
-//! Machine-wide tables: settings, addresses, trusted edges, VLAN devices.
+//! Machine-wide tables: settings, addresses, trusted edges, devices whose frames leave by another one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,11 @@ use xdp_prog::abi::{
     CONFIG_ANNOUNCE, CONFIG_OVERFLOW, Config, TaggedLink,
 };
 
-use super::{Addresses, ServiceKey, Settings, Specs, TableError, Tables, encode::config_of};
+use super::{
+    Addresses, ServiceKey, Settings, Specs, TableError, Tables,
+    encode::{config_of, device_word},
+};
+use crate::nexthop::LinkBelow;
 
 impl Tables {
     /// Sets the machine-wide settings.
@@ -33,6 +37,7 @@ impl Tables {
             index_mask: self.current_config.index_mask,
             services_of_cpu: self.current_config.services_of_cpu,
             backends_of_cpu: self.current_config.backends_of_cpu,
+            flows_copied_by: self.current_config.flows_copied_by,
             nat_only_ports: self.nat_only_ports(&settings_alone),
             ..settings_alone
         };
@@ -93,6 +98,7 @@ impl Tables {
 
     pub(super) fn set_config(&mut self, config: Config) -> Result<(), TableError> {
         self.config.insert(0, config)?;
+        self.show_config(config);
         self.current_config = config;
         Ok(())
     }
@@ -113,6 +119,7 @@ impl Tables {
             Ok(()) => addresses,
             Err(_) => addresses_of(self.vips.held()).into(),
         };
+        self.show_hashes()?;
         self.invalidate_notes()?;
         outcome
     }
@@ -131,6 +138,7 @@ impl Tables {
         // The keys have no bits beyond the prefix length.
         let wanted: BTreeSet<IpNet> = wanted.iter().map(IpNet::trunc).collect();
         let outcome = self.trusted_edges.replace_set(&wanted);
+        self.show_hashes()?;
         self.invalidate_notes()?;
         outcome
     }
@@ -146,17 +154,19 @@ impl Tables {
     ///
     /// Fails if the kernel refuses a write, for one because the table is full.
     pub fn set_edge_macs(&mut self, wanted: &BTreeSet<[u8; 6]>) -> Result<(), TableError> {
-        self.edge_macs.replace_set(wanted)
+        self.edge_macs.replace_set(wanted)?;
+        self.show_hashes()
     }
 
-    /// Replaces the known VLAN devices, each with the index of the device below and the VLAN id.
+    /// Replaces the known VLAN devices, and those whose frames the agent sends.
     ///
     /// # Errors
     ///
     /// Fails if the kernel refuses a write, for one because the table is full.
-    pub fn set_vlans(&mut self, wanted: &BTreeMap<u32, (u32, u16)>) -> Result<(), TableError> {
-        let link = |(device, (below, vlan)): (&u32, &(u32, u16))| {
-            (*device, TaggedLink::new(*below, *vlan))
+    pub fn set_links_below(&mut self, wanted: &BTreeMap<u32, LinkBelow>) -> Result<(), TableError> {
+        let link = |(device, below): (&u32, &LinkBelow)| {
+            let ifindex = device_word(below.ifindex, below.is_carried);
+            (*device, TaggedLink::new(ifindex, below.vlan))
         };
         self.vlans.replace(&wanted.iter().map(link).collect())
     }

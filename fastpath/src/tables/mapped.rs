@@ -132,6 +132,21 @@ impl<T: Pod> Mapped<T> {
         }
     }
 
+    /// Adds to the eight bytes at `offset` of an entry that others may add to meanwhile.
+    pub(super) fn add_u64(&self, index: u32, offset: usize, number: u64) {
+        if let Some(word) = self.atomic_u64(index, offset) {
+            word.fetch_add(number, Ordering::Relaxed);
+        }
+    }
+
+    /// Replaces the eight bytes at `offset` of an entry unless they have changed since they were read.
+    pub(super) fn exchange_u64(&self, index: u32, offset: usize, known: u64, new: u64) {
+        if let Some(word) = self.atomic_u64(index, offset) {
+            // Who reads it next finds what came first.
+            let _ = word.compare_exchange(known, new, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
     fn atomic_u64(&self, index: u32, offset: usize) -> Option<&AtomicU64> {
         let word = self.field(index, offset, 8)?;
         // SAFETY: the word is within the mapping and aligned to eight. Both sides access it atomically while programs

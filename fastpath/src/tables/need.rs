@@ -61,9 +61,9 @@ impl Need {
 }
 
 /// Tells whether the length of a service's table follows its sets of the last day.
-fn is_by_need(key: &ServiceKey, spec: &ServiceSpec) -> bool {
+fn is_by_need(spec: &ServiceSpec) -> bool {
     let is_whole = spec.traffic_policy == TrafficPolicy::Cluster;
-    keeps_past(key, spec) && is_whole && spec.log2_slots.is_none()
+    keeps_past(spec) && is_whole && spec.log2_slots.is_none()
 }
 
 impl Tables {
@@ -71,7 +71,7 @@ impl Tables {
     pub(super) fn follow_need(&mut self, key: &ServiceKey, spec: &ServiceSpec) -> u8 {
         let backends = spec.sharing().count();
         let present = spec.log2_slots_for(backends).unwrap_or_default();
-        if !is_by_need(key, spec) {
+        if !is_by_need(spec) {
             self.needs.remove(key);
             return 0;
         }
@@ -97,7 +97,7 @@ impl Tables {
     /// for that, it becomes so.
     pub(super) fn take_needs(&mut self, key: &ServiceKey, told: &[(u8, u32)], second: u32) {
         let spec = self.contents.specs.get(key).cloned();
-        let Some(spec) = spec.filter(|spec| is_by_need(key, spec)) else {
+        let Some(spec) = spec.filter(|spec| is_by_need(spec)) else {
             return;
         };
         let Some(run) = self.service(key).map(|service| service.run) else {

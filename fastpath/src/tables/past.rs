@@ -22,7 +22,7 @@ pub use self::list::{former_slots, live_past_owners, newest_owners, past_owners}
 pub(super) use self::store::Pasts;
 use self::store::{List, log2_of};
 use super::{
-    BackendKey, DroppedOwners, ForwardMode, Protocol, Run, ServiceKey, ServiceSpec, Tables,
+    BackendKey, DroppedOwners, ForwardMode, Run, ServiceKey, ServiceSpec, Tables,
     encode::{backend_key, owned_backend},
     lut::{Lut, NOBODY},
 };
@@ -53,10 +53,9 @@ pub(super) fn second_now() -> u32 {
     second
 }
 
-/// Tells whether the slots of a service have lists of past owners: nodes return what is TCP and comes in an outer
-/// header.
-pub(super) fn keeps_past(key: &ServiceKey, spec: &ServiceSpec) -> bool {
-    key.protocol == Protocol::Tcp && spec.mode == ForwardMode::Ipip
+/// Tells whether the slots of a service have lists of past owners: nodes return what comes in an outer header.
+pub(super) fn keeps_past(spec: &ServiceSpec) -> bool {
+    spec.mode == ForwardMode::Ipip
 }
 
 impl Tables {
@@ -66,11 +65,6 @@ impl Tables {
         let ids = pods.into_iter().flat_map(|pods| pods.values());
         let entries = ids.filter_map(|id| self.backends.read(*id));
         entries.map(|entry| backend_key(&entry)).collect()
-    }
-
-    /// Counts how often slots got other lists of past owners without other owners.
-    pub fn changes_of_pasts(&self) -> u64 {
-        self.pasts.changes
     }
 
     /// Lists the nodes of past owners.
@@ -83,9 +77,16 @@ impl Tables {
         listed.map(|(owned, _)| owned.key.address).collect()
     }
 
+    /// Notes that slots of a service got other lists.
+    pub(super) fn note_changed_past(&mut self, key: &ServiceKey) {
+        self.pasts.last_change += 1;
+        if let Some(service) = self.contents.installed.get_mut(key) {
+            Arc::make_mut(service).last_change = self.pasts.last_change;
+        }
+    }
+
     /// Gives a slot in use another list.
     pub(super) fn change_past(&mut self, index: u32, list: &[PastOwner]) {
-        self.pasts.changes += 1;
         let owner = self.lut.get(index).unwrap_or_default().owner();
         let has_past = self.replace_past(index, list, false);
         self.lut.set(index, Slot::new(owner, has_past));
@@ -97,7 +98,7 @@ impl Tables {
         let is_empty = table.owners.iter().all(|owner| *owner == NOBODY);
         if let Some(old) = self.service(key)
             && is_empty
-            && keeps_past(key, spec)
+            && keeps_past(spec)
             && old.run.log2 > table.log2
         {
             table.log2 = old.run.log2;
@@ -165,9 +166,8 @@ impl Tables {
         change: &OwnerChange<'_>,
     ) -> Vec<PastOwner> {
         let former = former.map(|index| {
-            let slot = self.lut.get(index).unwrap_or_default();
-            let past = self.pasts.list(index).filter(|_| slot.has_past());
-            (slot.owner(), past.map_or(&[][..], |list| &list[..]))
+            let owner = self.lut.get(index).unwrap_or_default().owner();
+            (owner, self.list_of(index).map_or(&[][..], |list| &list[..]))
         });
         let is_pod = |id: u32| {
             let backend = self.backends.get(id).filter(|_| id != 0);
@@ -190,16 +190,15 @@ impl Tables {
     /// Gives a slot another list; returns whether it has any entries. A list for which there is no room is shortened, or
     /// left out.
     fn replace_past(&mut self, index: u32, list: &[PastOwner], is_new: bool) -> bool {
-        if self
-            .list_of(index, is_new)
-            .is_some_and(|old| old[..] == *list)
-        {
+        // What a slot of a new run holds is of no matter.
+        let old_list = |tables: &Self| tables.list_of(index).filter(|_| !is_new).cloned();
+        if old_list(self).is_some_and(|old| old[..] == *list) {
             return true;
         }
         let word = self.stored_list(list).unwrap_or_default();
         // To make room, the old list may have been shortened or moved.
         let has_old = !is_new && self.lut.get(index).is_some_and(Slot::has_past);
-        let old = self.list_of(index, is_new).cloned();
+        let old = old_list(self);
         // Packets read the word of a slot that has a past alone. The memory of the others is not touched.
         if has_old || word != Past::default() {
             self.pasts.store_word(index, word, has_old);
@@ -210,10 +209,10 @@ impl Tables {
         word != Past::default()
     }
 
-    /// Returns the list that a slot has, but for one of a new run.
-    fn list_of(&self, index: u32, is_new: bool) -> Option<&List> {
-        let has_list = !is_new && self.lut.get(index).is_some_and(Slot::has_past);
-        self.pasts.list(index).filter(|_| has_list)
+    /// Returns the list that a slot has.
+    pub(super) fn list_of(&self, index: u32) -> Option<&List> {
+        self.lut.get(index).filter(|slot| slot.has_past())?;
+        self.pasts.list(index)
     }
 
     /// Stores a list, or finds it. If the table is full, its oldest owners are left out; `None` if none is left.

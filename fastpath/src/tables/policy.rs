@@ -109,7 +109,10 @@ impl Tables {
                 return Err(error);
             }
         }
-        Ok(())
+        if wanted.is_subset(present) {
+            return Ok(());
+        }
+        self.show_hashes()
     }
 
     /// Removes source ranges of a service.
@@ -118,11 +121,17 @@ impl Tables {
         service: u32,
         ranges: impl IntoIterator<Item = &'r IpNet>,
     ) {
+        let mut has_any = false;
         for range in ranges {
+            has_any = true;
             // The entry may be gone already.
             let _ = self
                 .source_ranges
                 .remove(&source_prefix_key(service, *range));
+        }
+        if has_any {
+            // Threads that do not see it admit the clients of a former service at worst, until the next change.
+            let _ = self.show_hashes();
         }
     }
 

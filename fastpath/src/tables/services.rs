@@ -16,6 +16,7 @@ use super::{
     lut::Lut,
     past::{OwnerChange, keeps_past, second_now},
     policy::{Pods, ranges_of},
+    slot_owners::is_shared,
 };
 
 /// The runs of a service: one for all its backends, and one for this machine's pods.
@@ -111,7 +112,9 @@ impl Tables {
             }
         };
         self.contents.specs.insert(key, spec);
+        self.share(&service.owners);
         if let Some(old) = self.contents.installed.insert(key, Arc::new(service)) {
+            self.unshare(&old.owners);
             self.drop_backends(old.backends.iter().copied());
         }
         Ok(change)
@@ -126,7 +129,12 @@ impl Tables {
         if !self.contents.installed.contains_key(key) {
             return Ok(false);
         }
-        self.index.remove(self.index.key(key))?;
+        let index_key = self.index.key(key);
+        let is_aside = self.index.is_aside(index_key);
+        self.index.remove(index_key)?;
+        if is_aside {
+            self.show_hashes()?;
+        }
         self.contents.specs.remove(key);
         self.needs.remove(key);
         if let Some(service) = self.contents.installed.remove(key) {
@@ -140,6 +148,7 @@ impl Tables {
                 pods: Pods::new(),
                 source_ranges: service.source_ranges.clone(),
             });
+            self.unshare(&service.owners);
             self.drop_backends(service.backends.iter().copied());
         }
         self.invalidate_notes()?;
@@ -230,7 +239,7 @@ impl Tables {
             listed: &listed,
             second: second_now(),
         };
-        let slots = self.store_slots(&change, keeps_past(key, spec), &layout.table, ids);
+        let slots = self.store_slots(&change, keeps_past(spec), &layout.table, ids);
         if let (Some(LocalTable::Own(local)), Some(run)) = (&layout.local, runs.local) {
             let change = OwnerChange {
                 run,
@@ -282,23 +291,34 @@ impl Tables {
         self.retired.runs.extend(outgoing);
         self.freed.runs += u64::from(self.retired.runs.len() > before);
         self.freed.entries += u64::from(old_ranges.difference(&ranges).next().is_some());
-        let before = self.service(key).map(InstalledService::dropped_owners);
-        let mut dropped_owners = before.unwrap_or_default();
+        let (last_change, mut dropped_owners) = self
+            .service(key)
+            .map(|old| (old.last_change, old.dropped_owners))
+            .unwrap_or_default();
         dropped_owners += self.take_dropped();
         let change = Change {
             slots,
             new_table: old_runs.is_none_or(|old| old.table != runs.table),
         };
+        let is_changed = change.new_table || slots > 0;
+        self.pasts.last_change += u64::from(is_changed);
         let service = InstalledService {
             id,
             run: runs.table,
             local: runs.local,
             mode: spec.mode,
             backends: ids.into(),
+            owners: ids.iter().copied().take(layout.sharing).collect(),
             pods,
             source_ranges: ranges,
             owner: spec.owner,
             left_out: layout.left_out.as_slice().into(),
+            is_shared: is_shared(key, spec),
+            last_change: if is_changed {
+                self.pasts.last_change
+            } else {
+                last_change
+            },
             dropped_owners,
         };
         Ok((service, change))
@@ -381,7 +401,11 @@ impl Tables {
     fn has_rules(&self, id: u32, spec: &ServiceSpec) -> bool {
         let rules = service_rules(spec);
         self.service.read(id).is_some_and(|entry| {
-            (entry.mode, entry.flags, entry.affinity) == (rules.mode, rules.flags, rules.affinity)
+            let rules_of = |entry: &Service| {
+                let affinity = (entry.affinity, entry.affinity_seconds);
+                (entry.mode, entry.flags, affinity)
+            };
+            rules_of(&entry) == rules_of(&rules)
         })
     }
 
@@ -448,7 +472,8 @@ impl Tables {
             return Ok(());
         }
         self.ask_overflow()?;
-        self.index.store_aside(key, id)
+        self.index.store_aside(key, id)?;
+        self.show_hashes()
     }
 }
 

@@ -6,20 +6,16 @@
 //! is told with the seconds since it ceased to own, which are rounded up. So nothing lives longer for being told, however
 //! often it goes to and fro.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, HashMap},
-    ops::Range,
-};
+use std::{cmp::Reverse, collections::HashMap, net::SocketAddr, ops::Range};
 
+use serde::{Deserialize, Serialize};
 use xdp_prog::{
-    abi::{BACKEND_POD, MAX_PAST_OWNERS, PAST_OWNER_SECONDS, PastOwner, Slot},
+    abi::{MAX_PAST_OWNERS, PAST_OWNER_SECONDS, PastOwner},
     maglev::MAX_LOG2_LEN,
 };
 
 use super::{
-    BackendKey, InstalledBackend, OwnedBackend, Run, ServiceKey, ServiceSpec, Tables,
-    TrafficPolicy,
+    BackendKey, OwnedBackend, Run, ServiceKey, ServiceSpec, Tables, TrafficPolicy,
     encode::backend_key,
     need::LAST_SECONDS,
     past::{former_slots, keeps_past, second_now},
@@ -46,7 +42,7 @@ pub struct SlotOwners {
 }
 
 /// A past owner of a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FormerOwner {
     /// Its index among the backends.
     pub backend: u32,
@@ -55,7 +51,7 @@ pub struct FormerOwner {
 }
 
 /// A slot's owners.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnedSlot {
     /// Index of the owner among the backends; `None` if nobody owns the slot.
     pub owner: Option<u32>,
@@ -121,10 +117,11 @@ impl SlotOwners {
     }
 }
 
-/// Tells whether all edges have the same backends for a service: none uses its own pods alone.
-fn is_shared(key: &ServiceKey, spec: &ServiceSpec) -> bool {
-    keeps_past(key, spec)
+/// Tells whether all edges have the same backends for a service: none uses its own pods alone, or those near it.
+pub(super) fn is_shared(key: &ServiceKey, spec: &ServiceSpec) -> bool {
+    keeps_past(spec)
         && spec.traffic_policy == TrafficPolicy::Cluster
+        && !spec.hinted
         && !spec.node_port
         && !key.address.is_unspecified()
 }
@@ -146,67 +143,89 @@ fn merged(list: &[PastOwner], told: Vec<PastOwner>, owner: u32) -> Option<Vec<Pa
     (all != list).then_some(all)
 }
 
-impl Tables {
-    /// Lists the services whose owners are to be the same on all edges.
-    pub fn shared_services(&self) -> impl Iterator<Item = &ServiceKey> {
-        let specs = self.contents.specs.iter();
-        specs.filter_map(|(key, spec)| is_shared(key, spec).then_some(key))
+/// The backends that slots and lists of a service name.
+struct NamedBackends {
+    /// In order.
+    keys: Vec<BackendKey>,
+    /// The id of each, and its place among the keys, in order of the ids. Two ids may have one key.
+    places: Vec<(u32, u32)>,
+}
+
+impl NamedBackends {
+    fn of(tables: &Tables, named: impl Iterator<Item = u32>) -> Self {
+        let mut ids: Vec<u32> = named.filter(|id| *id != 0).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let entry = |id: u32| tables.backends.get(id).filter(|entry| entry.flags != 0);
+        let known = ids.into_iter();
+        let known = known.filter_map(|id| Some((id, backend_key(entry(id)?))));
+        let known: Vec<(u32, BackendKey)> = known.collect();
+        let mut keys: Vec<BackendKey> = known.iter().map(|(_, key)| *key).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let place = |key: &BackendKey| keys.partition_point(|other| other < key);
+        let places = known.iter().map(|(id, key)| {
+            let place = u32::try_from(place(key));
+            (*id, place.unwrap_or_default())
+        });
+        Self {
+            places: places.collect(),
+            keys,
+        }
     }
 
+    fn place(&self, id: u32) -> Option<u32> {
+        let found = self.places.binary_search_by_key(&id, |(id, _)| *id).ok()?;
+        self.places.get(found).map(|(_, place)| *place)
+    }
+}
+
+impl Tables {
     /// Returns the owners of a service's slots; `None` if the service is not there, or edges do not have the same owners.
     pub fn slot_owners(&self, key: &ServiceKey) -> Option<SlotOwners> {
         self.slot_owners_at(key, second_now())
     }
 
     pub(super) fn slot_owners_at(&self, key: &ServiceKey, second: u32) -> Option<SlotOwners> {
-        let spec = self.contents.specs.get(key)?;
-        let service = self.service(key).filter(|_| is_shared(key, spec))?;
-        let run = service.run;
-        let mut ids = BTreeMap::new();
-        let mut name = |id: u32| {
-            let backend = self.backends.get(id).filter(|backend| backend.flags != 0);
-            if let (true, Some(backend)) = (id != 0, backend) {
-                ids.entry(backend_key(backend)).or_insert(id);
-            }
+        let run = self.service(key).filter(|service| service.is_shared)?.run;
+        // Equal lists are one, and at one place.
+        let (mut lists, mut known) = (Vec::new(), HashMap::new());
+        let mut past = |offset: u32| {
+            *known.entry(offset).or_insert_with(|| {
+                lists.push(self.pasts.at(offset)?);
+                u32::try_from(lists.len() - 1).ok()
+            })
         };
-        let (mut lists, mut by_offset) = (Vec::new(), HashMap::new());
-        for index in run.base..run.base + run.length() {
-            let slot = self.lut.get(index).unwrap_or_default();
-            name(slot.owner());
-            if let Some((offset, list)) = self.past_at(index, slot) {
-                by_offset.entry(offset).or_insert_with(|| {
-                    list.iter().for_each(|past| name(past.backend()));
-                    lists.push(list.to_vec());
-                    lists.len() - 1
-                });
-            }
-        }
-        let backends: Vec<BackendKey> = ids.keys().copied().collect();
-        let places: HashMap<u32, u32> = ids.into_values().zip(0..).collect();
+        let slots = run.base..run.base + run.length();
+        let slots: Vec<(u32, Option<u32>)> = slots
+            .map(|index| {
+                let slot = self.lut.get(index).unwrap_or_default();
+                let offset = slot.has_past().then(|| self.pasts.word(index).offset());
+                (slot.owner(), offset.and_then(&mut past))
+            })
+            .collect();
+        let listed = lists.iter().flat_map(|list| list.iter());
+        let listed = listed.map(|past| past.backend());
+        let named = NamedBackends::of(self, slots.iter().map(|(owner, _)| *owner).chain(listed));
         let former = |past: &PastOwner| {
-            let backend = *places.get(&past.backend())?;
             let seconds_ago = second.saturating_sub(past.second()) + 1;
             Some(FormerOwner {
-                backend,
+                backend: named.place(past.backend())?,
                 seconds_ago,
             })
         };
         let lists = lists.iter();
         let lists = lists.map(|list| list.iter().filter_map(former).collect());
-        let slots = (run.base..run.base + run.length()).map(|index| {
-            let slot = self.lut.get(index).unwrap_or_default();
-            let list = self.past_at(index, slot);
-            OwnedSlot {
-                owner: places.get(&slot.owner()).copied(),
-                past: list.and_then(|(offset, _)| u32::try_from(*by_offset.get(&offset)?).ok()),
-            }
+        let slots = slots.into_iter().map(|(owner, past)| OwnedSlot {
+            owner: named.place(owner),
+            past,
         });
         Some(SlotOwners {
             log2: run.log2,
             needs: self.told_needs(key, second),
-            backends,
             lists: lists.collect(),
             slots: slots.collect(),
+            backends: named.keys,
         })
     }
 
@@ -232,27 +251,23 @@ impl Tables {
         is_node: impl Fn(&BackendKey) -> bool,
     ) -> TakenOwners {
         self.take_needs(key, &told.needs, second);
-        let spec = self.contents.specs.get(key);
-        let service = self.service(key);
-        let Some((run, owner)) = spec
-            .filter(|spec| is_shared(key, spec))
-            .and(service)
-            .map(|service| (service.run, service.owner))
-        else {
+        let service = self.service(key).filter(|service| service.is_shared);
+        let Some((run, owner)) = service.map(|service| (service.run, service.owner)) else {
             return TakenOwners::default();
         };
-        let is_pod = |backend: &BackendKey| {
-            let pod = backend.pod.filter(|_| !backend.nat);
-            pod.is_some_and(|pod| pod.is_ipv4() == key.address.is_ipv4()) && is_node(backend)
+        let may_be_new = |backend: &BackendKey| {
+            let is_of_family = |pod: SocketAddr| pod.is_ipv4() == key.address.is_ipv4();
+            backend.pod.is_some_and(is_of_family) && is_node(backend)
         };
-        let (ids, left_out) = self.ids_of(&told.backends, owner, is_pod);
-        // To make room for a list, others are shortened: an entry must not go that lists to come name.
-        self.hold_backends(&ids);
+        let (ids, left_out) = self.hold_backends(&told.backends, owner, may_be_new);
         let mut slots = 0;
         for index in run.base..run.base + run.length() {
             slots += u32::from(self.take_slot(index, run, told, second, &ids));
         }
-        self.drop_backends(ids.iter().flatten().map(|(id, _)| *id));
+        self.drop_backends(ids.into_iter().flatten());
+        if slots > 0 {
+            self.note_changed_past(key);
+        }
         self.reclaim_if_worth_it();
         TakenOwners { slots, left_out }
     }
@@ -264,67 +279,52 @@ impl Tables {
         run: Run,
         told: &SlotOwners,
         second: u32,
-        ids: &[Option<(u32, OwnedBackend)>],
+        ids: &[Option<u32>],
     ) -> bool {
-        let slot = self.lut.get(index).unwrap_or_default();
+        let owner = self.lut.get(index).unwrap_or_default().owner();
         let former = former_slots(index - run.base, run.log2, told.log2);
-        let id = |backend: u32| ids.get(backend as usize)?.map(|(id, _)| id);
+        let id = |backend: u32| *ids.get(backend as usize)?;
         let told = told.as_past(former, second, id);
-        let list = self.past_at(index, slot).map_or(&[][..], |(_, list)| list);
-        let Some(list) = merged(list, told, slot.owner()) else {
+        if told.iter().all(|past| past.backend() == owner) {
+            return false;
+        }
+        let list = self.list_of(index).map_or(&[][..], |list| list);
+        let Some(list) = merged(list, told, owner) else {
             return false;
         };
         self.change_past(index, &list);
         true
     }
 
-    /// Returns the place of a slot's list, and the list.
-    fn past_at(&self, index: u32, slot: Slot) -> Option<(u32, &[PastOwner])> {
-        let list = self.pasts.list(index).filter(|_| slot.has_past())?;
-        Some((self.pasts.word(index).offset(), list))
-    }
-
-    /// Returns the ids of backends, which get entries if they have none; and counts those that are left out.
-    fn ids_of(
+    /// Finds the ids of backends, and counts those that are left out. A pod has an entry made if it has none and may be new.
+    ///
+    /// To make room for a list, others are shortened. So the entries are held as if a service used them, until
+    /// [`Tables::drop_backends`]: none must go that a list to come names.
+    fn hold_backends(
         &mut self,
         backends: &[BackendKey],
         owner: u32,
         may_be_new: impl Fn(&BackendKey) -> bool,
-    ) -> (Vec<Option<(u32, OwnedBackend)>>, u32) {
-        let mut left_out = 0;
-        let mut ids = Vec::with_capacity(backends.len());
-        for key in backends {
-            let owned = OwnedBackend { key: *key, owner };
-            let known = self.contents.backend_by_key.get(&owned);
-            let id = match known.map(|backend| backend.id) {
-                Some(id) => Some(id),
-                None if may_be_new(key) => self.write_unused_backend(owned),
-                None => None,
-            };
-            let is_pod = |id: &u32| {
-                let backend = self.backends.get(*id);
-                backend.is_some_and(|backend| backend.flags & BACKEND_POD != 0)
-            };
-            let id = id.filter(is_pod);
-            left_out += u32::from(id.is_none());
-            ids.push(id.map(|id| (id, owned)));
-        }
-        (ids, left_out)
-    }
-
-    fn hold_backends(&mut self, ids: &[Option<(u32, OwnedBackend)>]) {
-        for (_, owned) in ids.iter().flatten() {
-            if let Some(backend) = self.contents.backend_by_key.get_mut(owned) {
-                backend.services += 1;
+    ) -> (Vec<Option<u32>>, u32) {
+        let hold = |key: &BackendKey| {
+            if key.pod.is_none() || key.nat {
+                return None;
             }
-        }
-    }
-
-    /// Writes a backend that nothing names yet; `None` if the table is full.
-    fn write_unused_backend(&mut self, owned: OwnedBackend) -> Option<u32> {
-        let id = self.or_reclaim(|tables| tables.backend_ids.allocate())?;
-        self.write_backend(id, owned, InstalledBackend::unused(id));
-        Some(id)
+            let owned = OwnedBackend { key: *key, owner };
+            if let Some(backend) = self.contents.backend_by_key.get_mut(&owned) {
+                backend.services += 1;
+                return Some(backend.id);
+            }
+            if !may_be_new(key) {
+                return None;
+            }
+            let id = self.or_reclaim(|tables| tables.backend_ids.allocate())?;
+            self.write_backend(id, owned);
+            Some(id)
+        };
+        let ids: Vec<_> = backends.iter().map(hold).collect();
+        let left_out = ids.iter().filter(|id| id.is_none()).count();
+        (ids, u32::try_from(left_out).unwrap_or(u32::MAX))
     }
 }
 

@@ -6,9 +6,12 @@ use std::{
     net::{IpAddr, Ipv4Addr},
 };
 
-use aya::programs::{TestRun, TestRunOptions};
+use aya::{
+    maps::{HashMap, Map},
+    programs::{TestRun, TestRunOptions},
+};
 use etherparse::PacketBuilder;
-use xdp_prog::abi::map;
+use xdp_prog::abi::{Tuple, map};
 
 use super::{
     Addresses, BackendSpec, ForwardMode, NatSettings, Protocol, ServiceKey, ServiceSpec, Settings,
@@ -268,9 +271,23 @@ fn state_of(tables: &mut Tables) -> impl PartialEq + std::fmt::Debug + use<> {
     )
 }
 
+/// Removes all pins: a flow of an earlier change has the same ends, and may be pinned to a backend that another change has
+/// as well.
+fn forget_pins(loaded: &Loaded) {
+    for name in [map::PINS, map::PINS_YOUNG] {
+        let pins = Map::LruHashMap(loaded.map(name).unwrap());
+        let mut pins: HashMap<_, Tuple, u64> = HashMap::try_from(pins).unwrap();
+        let flows: Vec<Tuple> = pins.keys().map(Result::unwrap).collect();
+        for flow in flows {
+            pins.remove(&flow).unwrap();
+        }
+    }
+}
+
 /// Empties the tables and brings them into the state before a change.
 fn begin(loaded: &Loaded, change: &Change) -> Tables {
     let mut tables = Tables::open(loaded).unwrap();
+    forget_pins(loaded);
     tables.remove_service(&service()).unwrap();
     tables.retain_next_hops(&BTreeSet::new());
     tables.reclaim();
@@ -459,6 +476,7 @@ fn hop(last: u8) -> Resolution {
         ifindex: 1,
         source_mac: [2, 0, 0, 0, 0, 1],
         destination_mac: [2, 0, 0, 0, 1, last],
+        is_carried: false,
         via_gateway: false,
         vlan: None,
         mtu: 1500,

@@ -9,6 +9,7 @@ use std::{
 };
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use serde::{Deserialize, Serialize};
 use xdp_prog::{
     abi::{AddressKey, MODE_IPIP, MODE_L2DSR, SERVICE_NAT},
     maglev::{self, SLOTS_PER_BACKEND},
@@ -16,7 +17,7 @@ use xdp_prog::{
 };
 
 /// Transport protocol of a service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Protocol {
     Tcp,
     Udp,
@@ -56,7 +57,7 @@ impl fmt::Display for Protocol {
 }
 
 /// Address, port and protocol that clients talk to: `10.99.0.1:80/tcp`, `[fd00::1]:53/udp`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ServiceKey {
     /// Virtual address, or an address of this machine for a NodePort. The unspecified address stands for the
     /// NodePorts of all machines, for decapsulated packets.
@@ -220,7 +221,7 @@ impl BackendSpec {
 }
 
 /// A destination of packets: `10.244.1.5:8080 on 10.0.0.1`, `10.0.0.1`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BackendKey {
     /// Address of its node; in NAT mode, its own address.
     pub address: IpAddr,
@@ -280,8 +281,13 @@ pub struct ServiceSpec {
     /// Seed for hashing clients by their address alone (`sessionAffinity: ClientIP`). With the same seed at all
     /// addresses of a service, a client reaches the same backend by each. Zero counts as one.
     pub affinity: Option<u64>,
+    /// How long a client with affinity keeps a backend that still takes new connections when its slot gets another one, in
+    /// seconds after its last new connection; `None` for the time that Kubernetes takes by itself.
+    pub affinity_seconds: Option<u32>,
     /// Whether this is a NodePort; the kernel's own flows use its address too.
     pub node_port: bool,
+    /// Whether topology hints select the backends, so that machines elsewhere have others.
+    pub hinted: bool,
 }
 
 impl ServiceSpec {

@@ -17,7 +17,10 @@ use xdp_prog::{
 
 use super::{
     cases::{Case, Outcome, Remembered, lifetimes, ports_of, timeless},
-    support::tables::{counted_reasons, forget_notes, of_each_cpu, size},
+    support::{
+        memory::Arrays,
+        tables::{counted_reasons, forget_notes, of_each_cpu, size},
+    },
 };
 
 /// Size of `struct __sk_buff` up to Linux 6.18, and the offset of its mark.
@@ -31,6 +34,7 @@ const UNSPEC: u32 = u32::MAX;
 /// The loaded program and its maps.
 pub(crate) struct Kernel {
     ebpf: Ebpf,
+    arrays: Arrays,
 }
 
 impl Kernel {
@@ -60,18 +64,26 @@ impl Kernel {
             .load(fastpath::object::bytes())
             .context("loading the object")?;
         program(&mut ebpf).load().context("loading the program")?;
-        Ok(Self { ebpf })
+        let arrays = Arrays::of(&ebpf)?;
+        Ok(Self { ebpf, arrays })
     }
 
     /// Takes a case's frames through the program.
     pub(crate) fn run(&mut self, case: &Case) -> anyhow::Result<Outcome> {
         let now = coarse_ns();
         let tables = &case.tables;
-        forget_notes(&mut self.ebpf)?;
-        self.array(map::CONFIG, &[tables.set.indexed_config()])?;
-        self.array(map::SERVICE, &tables.set.service)?;
+        let arrays = &self.arrays;
+        forget_notes(&self.ebpf, arrays)?;
+        arrays.write(map::CONFIG, &[tables.set.indexed_config()]);
+        arrays.write(map::SERVICE, &tables.set.service);
         let (buckets, overflow) = tables.set.index();
-        self.array(map::SERVICE_INDEX, &buckets)?;
+        arrays.write(map::SERVICE_INDEX, &buckets);
+        let mut ports = [0; abi::size::EGRESS_PORTS];
+        for port in &tables.egress_ports {
+            let (index, bit) = egress_port(*port);
+            ports[index as usize] |= bit;
+        }
+        arrays.write(map::EGRESS_PORTS, &ports);
         self.hash(map::SERVICE_OVERFLOW, &overflow.into_iter().collect())?;
         let mut answered = tables.flows_at(FlowTable::Established, now);
         let datagram = answered.extract_if(|key, _| !is_tcp(key)).collect();
@@ -86,18 +98,12 @@ impl Kernel {
             Array::<_, u64>::try_from(self.map_mut(map::LOCAL_PORTS))?.set(port, 0, 0)?;
         }
         self.hash::<Tuple, LocalFlow>(map::LOCAL_FLOWS, &Model::new())?;
-        let mut ports = [0; abi::size::EGRESS_PORTS];
-        for port in &tables.egress_ports {
-            let (index, bit) = egress_port(*port);
-            ports[index as usize] |= bit;
-        }
-        self.array(map::EGRESS_PORTS, &ports)?;
         self.array(map::PROBES, &tables.probes)?;
         self.hash::<Tuple, AddressKey>(map::PROBE_PEERS, &Model::new())?;
         for frame in &case.earlier {
             self.send(frame, 0)?;
         }
-        let before = self.reasons()?;
+        let before = counted_reasons(&self.arrays);
         let (action, bytes) = self.send(&case.input, case.mark)?;
         for (port, flow) in self.local_flows()? {
             let ports = Array::<_, u64>::try_from(self.ebpf.map(map::LOCAL_PORTS).unwrap())?;
@@ -106,8 +112,7 @@ impl Kernel {
                 "port {port} is not asked"
             );
         }
-        let reasons = self
-            .reasons()?
+        let reasons = counted_reasons(&self.arrays)
             .into_iter()
             .zip(before)
             .map(|(now, then)| now - then);
@@ -141,10 +146,6 @@ impl Kernel {
             .with_context(|| format!("running a frame of {} bytes", input.len()))?;
         output.truncate(result.data_size_out as usize);
         Ok((result.return_value, output))
-    }
-
-    fn reasons(&self) -> Result<Vec<u64>, MapError> {
-        counted_reasons(self.ebpf.map(map::REASONS).unwrap())
     }
 
     fn array<V: Pod>(&mut self, name: &str, values: &[V]) -> Result<(), MapError> {

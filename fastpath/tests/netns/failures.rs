@@ -33,7 +33,7 @@ const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 100);
 const EDGE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const NODE: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 2);
 const PORT: u16 = 7000;
-const DATAGRAMS: u64 = 40;
+pub(crate) const DATAGRAMS: u64 = 40;
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// Number of the loopback device of any network namespace.
 const LOOPBACK: u32 = 1;
@@ -205,14 +205,14 @@ fn bpftool(arguments: &[&str]) -> Option<String> {
 }
 
 /// client - edge - node.
-struct Machines {
+pub(crate) struct Machines {
     client: Namespace,
-    edge: Namespace,
-    node: Namespace,
+    pub(crate) edge: Namespace,
+    pub(crate) node: Namespace,
 }
 
 impl Machines {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let machine = |label| Namespace::new(label).unwrap();
         Self {
             client: machine("client"),
@@ -222,7 +222,7 @@ impl Machines {
     }
 
     /// Connects them; returns the edge's link to the node, and the node's.
-    fn links(&self) -> (Link<'_>, Link<'_>) {
+    pub(crate) fn links(&self) -> (Link<'_>, Link<'_>) {
         let (port, uplink) = Veth::between((&self.client, "eth0"), (&self.edge, "up0"))
             .create()
             .unwrap();
@@ -234,7 +234,7 @@ impl Machines {
         (downlink, far)
     }
 
-    fn send(&self) {
+    pub(crate) fn send(&self) {
         self.client.run(|| {
             let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
             for _ in 0..DATAGRAMS {
@@ -244,13 +244,13 @@ impl Machines {
     }
 }
 
-struct Edge {
-    loaded: Loaded,
-    tables: Tables,
+pub(crate) struct Edge {
+    pub(crate) loaded: Loaded,
+    pub(crate) tables: Tables,
 }
 
 impl Edge {
-    fn start(loader: Loader) -> Self {
+    pub(crate) fn start(loader: Loader) -> Self {
         let mut loaded = loader
             .max_entries(map::LUT, 4096)
             .max_entries(map::BACKENDS, 64)
@@ -281,10 +281,16 @@ impl Edge {
 
     /// Names the device by which the node is reached, be it there or not.
     fn lead_to(&mut self, ifindex: u32) {
+        self.lead(ifindex, false);
+    }
+
+    /// As [`Self::lead_to`]; the agent may have to send by this device.
+    pub(crate) fn lead(&mut self, ifindex: u32, is_carried: bool) {
         let hop = NextHop {
             ifindex,
             source_mac: [2, 0, 0, 0, 0, 1],
             destination_mac: [2, 0, 0, 0, 0, 2],
+            is_carried,
             via_gateway: false,
             vlan: None,
             mtu: 1500,
@@ -295,7 +301,7 @@ impl Edge {
             .unwrap();
     }
 
-    fn forwarded(&self) -> u64 {
+    pub(crate) fn forwarded(&self) -> u64 {
         let counters = self.tables.counters().unwrap();
         counters.services[0].1.packets
     }

@@ -46,6 +46,7 @@ fn targets_on_the_link_and_behind_gateways_get_resolved() {
             ifindex: network.e0.ifindex,
             source_mac: network.e0.mac,
             destination_mac: network.e0.peer_mac,
+            is_carried: false,
             via_gateway: !["10.77.0.2", "fd77::2", "192.0.2.7"].contains(&target),
             vlan: None,
             mtu: 1500,

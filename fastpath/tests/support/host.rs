@@ -22,7 +22,12 @@ pub(crate) struct Outcome {
 pub(crate) fn run(tables: &ModelTables<'_>, input: &[u8], headroom: usize) -> Outcome {
     let mut frame = HostFrame::with_headroom(input, headroom);
     let mut action = process(&mut frame, tables, INGRESS);
+    let duties = tables.duties();
     while let Action::Continue(stage) = action {
+        assert!(
+            stage.is_reached(duties),
+            "{stage:?} is not loaded on a machine with {duties:?}"
+        );
         action = resume(stage, &mut frame, tables, INGRESS);
     }
     Outcome {

@@ -4,35 +4,43 @@
 //! [`routes`] alone, and its loopback device is the one from which test runs
 //! pretend that the frame came.
 
-use std::io;
+use std::{io, os::fd::AsFd as _};
 
 use anyhow::Context as _;
 use aya::{
     Ebpf, EbpfLoader, Pod,
     maps::{
-        Array, HashMap, LpmTrie, Map, MapError, PerCpuArray, PerCpuValues, ProgramArray,
+        Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, PerCpuValues, ProgramArray,
         lpm_trie::Key,
     },
     programs::{ProgramError, TestRun as _, TestRunOptions, Xdp},
     sys::SyscallError,
 };
+use fastpath::load::LoadError;
 use xdp_prog::{
     abi::{
-        self, AddressKey, Claim, Config, PastPair, PathReport, Pin, SlotPair, TaggedLink, Traffic,
-        Tuple, map,
+        self, AddressKey, Claim, Client, ClientBackend, Config, PastPair, PathReport, Pin,
+        SlotPair, TaggedLink, Traffic, Tuple, map,
     },
+    capture::Slot,
     process::Action,
+    punt::{MENDED_PROGRAM, PuntHeader},
+    reason::PuntReason,
     stage::Stage,
     wire::protocol,
 };
+use zerocopy::IntoBytes as _;
 
 use super::{
+    memory::Arrays,
     routes,
     tables::{Counts, TableSet, counted_reasons, forget_notes, of_each_cpu, size},
 };
 
 /// Index of the device that frames come in on: the namespace's loopback device.
 pub(crate) const INGRESS: u32 = 1;
+/// MAC of the device where mended frames come back.
+pub(crate) const MENDED_MAC: [u8; 6] = [0x02, 0, 0, 0, 0, 0x0b];
 /// Free bytes in front of a frame (`XDP_PACKET_HEADROOM`).
 pub(crate) const HEADROOM: usize = 256;
 
@@ -40,6 +48,7 @@ pub(crate) const HEADROOM: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Kernel {
     pub(crate) ebpf: Ebpf,
+    arrays: Arrays,
     /// Contents that the tables have had.
     generation: u32,
 }
@@ -107,43 +116,51 @@ impl Kernel {
         for (index, fd) in &stages {
             array.set(*index, fd, 0)?;
         }
-        program(&mut ebpf, abi::XDP_PROGRAM)
-            .load()
-            .context("loading the program")?;
+        for name in [abi::XDP_PROGRAM, MENDED_PROGRAM, Slot::Edge.program()] {
+            let program = program(&mut ebpf, name);
+            program.load().with_context(|| format!("loading {name}"))?;
+        }
+        let edge = program(&mut ebpf, Slot::Edge.program()).fd()?.try_clone()?;
+        let capture = ebpf.map_mut(map::CAPTURE).expect("the object has this map");
+        ProgramArray::try_from(capture)?.set(Slot::Edge.index(), &edge, 0)?;
+        let arrays = Arrays::of(&ebpf)?;
         Ok(Self {
             ebpf,
+            arrays,
             generation: 0,
         })
     }
 
     /// Replaces the contents of all tables.
     pub(crate) fn install(&mut self, tables: &TableSet) -> Result<(), MapError> {
-        forget_notes(&mut self.ebpf)?;
+        self.forget_notes()?;
         self.generation += 1;
         let config = Config {
             notes_generation: self.generation,
             ..tables.indexed_config()
         };
-        self.fill_array(map::CONFIG, &[config])?;
-        self.fill_array(map::SERVICE, &tables.service)?;
+        let arrays = &self.arrays;
+        arrays.write(map::CONFIG, &[config]);
+        arrays.write(map::SERVICE, &tables.service);
         let pairs = tables.lut.as_chunks().0.iter().copied();
-        self.fill_array(map::LUT, &pairs.map(SlotPair).collect::<Vec<_>>())?;
+        arrays.write(map::LUT, &pairs.map(SlotPair).collect::<Vec<_>>());
         let pairs = tables.pasts.as_chunks().0.iter().copied();
-        self.fill_array(map::PASTS, &pairs.map(PastPair::new).collect::<Vec<_>>())?;
-        self.fill_array(map::HISTORY, &tables.history)?;
+        arrays.write(map::PASTS, &pairs.map(PastPair::new).collect::<Vec<_>>());
+        arrays.write(map::HISTORY, &tables.history);
+        arrays.write(map::BACKENDS, &tables.backends);
+        arrays.write(map::NEXTHOPS, &tables.next_hops);
+        arrays.write(map::ANNOUNCE_STAMP, &[tables.announce_stamp]);
+        let (buckets, overflow) = tables.index();
+        arrays.write(map::SERVICE_INDEX, &buckets);
         let [kept, young] = &tables.pins;
         self.fill_hash(map::PINS, kept)?;
         self.fill_hash(map::PINS_YOUNG, young)?;
+        self.fill_hash(map::CLIENTS, &tables.clients)?;
         self.set_returns(tables.returns_full_at)?;
-        self.fill_array(map::BACKENDS, &tables.backends)?;
-        self.fill_array(map::NEXTHOPS, &tables.next_hops)?;
         let vlan = |(device, below, vlan)| (device, TaggedLink::new(below, vlan));
         self.fill_hash(map::VLANS, &routes::VLANS.map(vlan).into())?;
         self.fill_hash(map::VIPS, &tables.vips)?;
-        let (buckets, overflow) = tables.index();
-        self.fill_array(map::SERVICE_INDEX, &buckets)?;
         self.fill_hash(map::SERVICE_OVERFLOW, &overflow)?;
-
         self.fill_hash(map::EDGE_MACS, &tables.edge_macs)?;
         self.fill_hash(map::PODS, &tables.pods)?;
         let mut tcp = tables.flows.clone();
@@ -165,7 +182,6 @@ impl Kernel {
         self.fill_array(map::NAT_COUNTS, &tables.nat.counts)?;
         self.fill_array(map::NAT_BEGUN, &tables.nat.begun)?;
         self.fill_hash(map::ANNOUNCED, &tables.announced)?;
-        self.fill_array(map::ANNOUNCE_STAMP, &[tables.announce_stamp])?;
         self.fill_hash(map::ANNOUNCE_LINKS, &tables.announce_links)?;
         self.fill_hash(map::CLAIMS, &tables.claims)?;
         self.fill_hash(map::PATHS, &tables.paths)?;
@@ -175,13 +191,28 @@ impl Kernel {
         self.fill_trie(map::SOURCE_RANGES, &tables.source_ranges)
     }
 
+    /// Forgets what is noted of flows that are there.
+    pub(crate) fn forget_notes(&self) -> Result<(), MapError> {
+        forget_notes(&self.ebpf, &self.arrays)
+    }
+
     /// Runs the program once and returns the XDP action and the frame's bytes.
     pub(crate) fn run(&mut self, input: &[u8]) -> io::Result<(u32, Vec<u8>)> {
+        self.run_program(abi::XDP_PROGRAM, input)
+    }
+
+    /// Runs the program of mended frames likewise, on one that came in by the same device.
+    pub(crate) fn run_mended(&mut self, input: &[u8]) -> io::Result<(u32, Vec<u8>)> {
+        let header = PuntHeader::new(INGRESS, PuntReason::Fragment as u16, 0).back_to(MENDED_MAC);
+        self.run_program(MENDED_PROGRAM, &[header.as_bytes(), input].concat())
+    }
+
+    fn run_program(&mut self, name: &str, input: &[u8]) -> io::Result<(u32, Vec<u8>)> {
         let mut output = vec![0; input.len() + HEADROOM];
         let mut options = TestRunOptions::new();
         options.data_in = Some(input);
         options.data_out = Some(&mut output);
-        match program(&mut self.ebpf, abi::XDP_PROGRAM).test_run(options) {
+        match program(&mut self.ebpf, name).test_run(options) {
             Ok(result) => {
                 output.truncate(result.data_size_out as usize);
                 Ok((result.return_value, output))
@@ -192,22 +223,22 @@ impl Kernel {
     }
 
     /// Reads all counters, summed over the CPUs.
-    pub(crate) fn counts(&self) -> Result<Counts, MapError> {
-        let traffic = |name, of_cpu: u32| -> Result<Vec<Traffic>, MapError> {
+    pub(crate) fn counts(&self) -> Counts {
+        let traffic = |name, of_cpu: u32| {
             let mut sums = vec![Traffic::default(); of_cpu as usize];
-            let array = Array::<_, Traffic>::try_from(self.map(name))?;
-            for (place, counted) in array.iter().enumerate() {
-                let (sum, counted) = (&mut sums[place % of_cpu as usize], counted?);
+            let counted = self.arrays.read::<Traffic>(name);
+            for (place, counted) in counted.into_iter().enumerate() {
+                let sum = &mut sums[place % of_cpu as usize];
                 sum.packets += counted.packets;
                 sum.bytes += counted.bytes;
             }
-            Ok(sums)
+            sums
         };
-        Ok(Counts {
-            reasons: counted_reasons(self.map(map::REASONS))?,
-            services: traffic(map::SERVICE_TRAFFIC, size::SERVICES)?,
-            backends: traffic(map::BACKEND_TRAFFIC, size::BACKENDS)?,
-        })
+        Counts {
+            reasons: counted_reasons(&self.arrays),
+            services: traffic(map::SERVICE_TRAFFIC, size::SERVICES),
+            backends: traffic(map::BACKEND_TRAFFIC, size::BACKENDS),
+        }
     }
 
     /// Reads the MAC that each announced address is said to have elsewhere.
@@ -259,6 +290,14 @@ impl Kernel {
         Ok([read(map::PINS)?, read(map::PINS_YOUNG)?])
     }
 
+    /// Reads the backends of clients' last new connections.
+    pub(crate) fn clients(
+        &self,
+    ) -> Result<std::collections::HashMap<Client, ClientBackend>, MapError> {
+        let clients = HashMap::<_, Client, ClientBackend>::try_from(self.map(map::CLIENTS))?;
+        clients.iter().collect()
+    }
+
     fn fill_array<V: Pod>(&mut self, name: &str, values: &[V]) -> Result<(), MapError> {
         let mut array = Array::<_, V>::try_from(self.map_mut(name))?;
         for (index, value) in (0..).zip(values) {
@@ -293,6 +332,17 @@ impl Kernel {
             hash.insert(key, value, 0)?;
         }
         Ok(())
+    }
+
+    /// Returns a new handle to a map.
+    pub(crate) fn open(&self, name: &'static str) -> Result<MapData, LoadError> {
+        let (Map::Array(data) | Map::HashMap(data) | Map::LpmTrie(data) | Map::LruHashMap(data)) =
+            self.map(name)
+        else {
+            panic!("{name} is of another type");
+        };
+        let fd = data.fd().as_fd().try_clone_to_owned().unwrap();
+        Ok(MapData::from_fd(fd).unwrap())
     }
 
     fn map(&self, name: &str) -> &Map {

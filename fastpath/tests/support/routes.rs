@@ -21,7 +21,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use xdp_prog::abi::{AddressKey, NextHop};
+use xdp_prog::abi::{AddressKey, HOP_CARRIED, NextHop};
 
 use super::{
     cases::{IN, v4, v6},
@@ -49,6 +49,7 @@ pub(crate) const ABOVE: Device = Device {
     ifindex: 10,
     mac: IN.destination,
 };
+/// A device that takes no frames from XDP.
 pub(crate) const BESIDE: Device = Device {
     name: "beside",
     ifindex: 11,
@@ -71,8 +72,9 @@ pub(crate) const TAGGED_APART: Device = Device {
     ifindex: 14,
     mac: APART.mac,
 };
-/// VLAN devices with the devices below and the tags.
-pub(crate) const VLANS: [(u32, u32, u16); 2] = [
+/// VLAN devices with the devices below and the tags, and a device that takes no frames from XDP.
+pub(crate) const VLANS: [(u32, u32, u16); 3] = [
+    (BESIDE.ifindex, BESIDE.ifindex | HOP_CARRIED, 0),
     (TAGGED.ifindex, INGRESS, 0x064),
     (TAGGED_APART.ifindex, APART.ifindex, 0xabc),
 ];

@@ -10,27 +10,28 @@ use std::{
 
 use aya::{
     Ebpf,
-    maps::{Array, HashMap as KernelHash, Map, MapError},
+    maps::{HashMap as KernelHash, MapError},
 };
 use fastpath::{clock::coarse_ns, cpus::entries_of_all};
 use xdp_prog::{
     abi::{
-        AddressKey, BACKEND_V4, Backend, Bucket, CONFIG_OVERFLOW, Claim, Config, Datagram,
-        DeliveryKeys, EdgeMac, EdgePrefix, FlowNote, IndexEntry, IndexKey, LocalFlow, NextHop,
-        Past, PastOwner, PathReport, Pin, Pod, PodFlow, PodKey, REASONS_OF_CPU, Service,
-        ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SourcePrefix, Tag, TaggedLink, Traffic,
-        Tuple, lay_out, map,
+        ADDRESS_LOCAL, AddressKey, BACKEND_V4, Backend, Bucket, CONFIG_NODE, CONFIG_OVERFLOW,
+        Claim, Client, ClientBackend, Config, Datagram, DeliveryKeys, EdgeMac, EdgePrefix,
+        FlowNote, IndexEntry, IndexKey, LocalFlow, NextHop, Past, PastOwner, PathReport, Pin, Pod,
+        PodFlow, PodKey, REASONS_OF_CPU, SERVICE_NAT, Service, ServiceKeyV4, ServiceKeyV6,
+        ServiceWord, Slot, SourcePrefix, Tag, TaggedLink, Traffic, Tuple, lay_out, map,
     },
     reason::REASON_COUNT,
+    stage::Duties,
     world::{
-        Announcements, Answers, Clock, Counters, FlowTable, Flows, Fragments, HandOver, HandOvers,
-        Inserted, Paths, PinTable, Pins, Probes, Relay, Shortcuts, Tables, World,
+        Announcements, Answers, Clients, Clock, Counters, FlowTable, Flows, Fragments, HandOver,
+        HandOvers, Inserted, Paths, PinTable, Pins, Probes, Relay, Shortcuts, Tables, World,
     },
 };
 use zerocopy::IntoBytes as _;
 
 pub(crate) use self::nat::Nat;
-use super::routes;
+use super::{memory::Arrays, routes};
 
 /// Secret of the services' index.
 const INDEX_SEED: u64 = 0x0123_4567_89ab_cdef;
@@ -64,15 +65,15 @@ pub(crate) fn of_each_cpu() -> [(&'static str, u32); 4] {
 }
 
 /// Sums the counters of all reasons over the CPUs.
-pub(crate) fn counted_reasons(reasons: &Map) -> Result<Vec<u64>, MapError> {
+pub(crate) fn counted_reasons(arrays: &Arrays) -> Vec<u64> {
     let mut sums = vec![0; REASON_COUNT];
-    let reasons = Array::<_, u64>::try_from(reasons)?;
-    for (place, counted) in reasons.iter().enumerate() {
+    let reasons = arrays.read::<u64>(map::REASONS);
+    for (place, counted) in reasons.into_iter().enumerate() {
         if let Some(sum) = sums.get_mut(place % REASONS_OF_CPU as usize) {
-            *sum += counted?;
+            *sum += counted;
         }
     }
-    Ok(sums)
+    sums
 }
 
 /// Contents of all tables, without the counters.
@@ -90,6 +91,8 @@ pub(crate) struct TableSet {
     pub(crate) history: Vec<PastOwner>,
     /// Kept and young ones.
     pub(crate) pins: [HashMap<Tuple, Pin>; 2],
+    /// The backends of clients' last new connections.
+    pub(crate) clients: HashMap<Client, ClientBackend>,
     /// When the allowance of flows whose owner is looked for is full again, ns.
     pub(crate) returns_full_at: u64,
     pub(crate) backends: Vec<Backend>,
@@ -132,6 +135,7 @@ impl Default for TableSet {
             pasts: vec![Past::default(); size::LUT as usize],
             history: vec![PastOwner::default(); size::HISTORY as usize],
             pins: Default::default(),
+            clients: HashMap::new(),
             returns_full_at: 0,
             backends: vec![Backend::default(); size::BACKENDS as usize],
             next_hops: vec![NextHop::default(); size::NEXT_HOPS as usize],
@@ -300,11 +304,17 @@ impl TableSet {
         base
     }
 
-    /// Gives the only slot of a service a list of past owners, the newest first; `place` is that of the list.
+    /// Gives the only slot of a service a list of past owners, the newest first, which have just ceased to own it; `place`
+    /// is that of the list.
     pub(crate) fn set_past(&mut self, service: u32, place: u32, owners: &[u32]) {
+        self.set_past_of(service, place, owners, second_ago(0));
+    }
+
+    /// As [`Self::set_past`], with owners that have ceased to own it in this second.
+    pub(crate) fn set_past_of(&mut self, service: u32, place: u32, owners: &[u32], second: u32) {
         let base = self.service[service as usize].word.base();
         for (index, owner) in (place as usize..).zip(owners) {
-            self.history[index] = PastOwner::new(*owner, 7);
+            self.history[index] = PastOwner::new(*owner, second);
         }
         let count = u32::try_from(owners.len()).unwrap();
         self.pasts[base as usize] = Past::new(place, count);
@@ -319,7 +329,7 @@ impl TableSet {
 
     /// Uses the allowance of returned packets up.
     pub(crate) fn use_up_returns(&mut self) {
-        self.returns_full_at = coarse_ns() + 60_000_000_000;
+        self.returns_full_at = coarse_ns() + 3_600_000_000_000;
     }
 
     /// Gives the only slot of a service another owner.
@@ -327,6 +337,12 @@ impl TableSet {
         let base = self.service[service as usize].word.base();
         self.lut[base as usize] = Slot(owner);
     }
+}
+
+/// Returns the second of the monotonic clock so many seconds ago, modulo 2^31.
+pub(crate) fn second_ago(seconds: u32) -> u32 {
+    let now = u32::try_from(coarse_ns() / 1_000_000_000).unwrap();
+    now.wrapping_sub(seconds) & 0x7fff_ffff
 }
 
 /// Spells an address as the tables do.
@@ -428,8 +444,10 @@ pub(crate) enum Event {
 #[derive(Debug)]
 pub(crate) struct ModelTables<'a> {
     tables: &'a TableSet,
+    has_fib: bool,
     flows: RefCell<[HashMap<Tuple, PodFlow>; 2]>,
     pub(crate) pins: RefCell<[HashMap<Tuple, Pin>; 2]>,
+    pub(crate) clients: RefCell<HashMap<Client, ClientBackend>>,
     pinned: RefCell<Vec<Past>>,
     pub(crate) returns_full_at: Cell<u64>,
     nat: nat::LiveNat,
@@ -449,8 +467,10 @@ impl<'a> ModelTables<'a> {
     pub(crate) fn new(tables: &'a TableSet) -> Self {
         Self {
             tables,
+            has_fib: true,
             flows: RefCell::new([tables.flows.clone(), tables.embryonic.clone()]),
             pins: RefCell::new(tables.pins.clone()),
+            clients: RefCell::new(tables.clients.clone()),
             pinned: RefCell::new(tables.pasts.clone()),
             returns_full_at: Cell::new(tables.returns_full_at),
             nat: nat::LiveNat::new(tables.nat.fresh()),
@@ -462,6 +482,14 @@ impl<'a> ModelTables<'a> {
             answers: RefCell::new(tables.answers.clone()),
             answers_of_all: Cell::new(tables.answers_of_all),
             events: RefCell::default(),
+        }
+    }
+
+    /// Takes the FIB away.
+    pub(crate) fn without_fib(self) -> Self {
+        Self {
+            has_fib: false,
+            ..self
         }
     }
 
@@ -547,7 +575,7 @@ impl Tables for ModelTables<'_> {
     }
 
     fn fib_next_hop(&self, backend: &Backend) -> Option<&NextHop> {
-        routes::hop(&if backend.flags & BACKEND_V4 != 0 {
+        self.fib_route(&if backend.flags & BACKEND_V4 != 0 {
             AddressKey::v4(backend.address_v4())
         } else {
             AddressKey::v6(backend.address)
@@ -555,11 +583,11 @@ impl Tables for ModelTables<'_> {
     }
 
     fn fib_route(&self, address: &AddressKey) -> Option<&NextHop> {
-        routes::hop(address)
+        routes::hop(address).filter(|_| self.has_fib)
     }
 
     fn fib_device(&self, address: &AddressKey) -> Option<u32> {
-        routes::device(address)
+        routes::device(address).filter(|_| self.has_fib)
     }
 }
 
@@ -610,22 +638,36 @@ impl Announcements for ModelTables<'_> {
 }
 
 /// Takes the notes of all flows away that the programs know.
-pub(crate) fn forget_notes(ebpf: &mut Ebpf) -> Result<(), MapError> {
-    let mut places = Vec::new();
+pub(crate) fn forget_notes(ebpf: &Ebpf, arrays: &Arrays) -> Result<(), MapError> {
     for name in [map::FLOWS, map::FLOWS_DATAGRAM] {
         let flows = ebpf.map(name).expect("the object has this map");
         for key in KernelHash::<_, Tuple, PodFlow>::try_from(flows)?.keys() {
-            places.extend(FlowNote::places(&key?));
+            for place in FlowNote::places(&key?) {
+                arrays.write_from(map::FLOW_NOTES, place, &[FlowNote::default()]);
+            }
         }
     }
-    let notes = ebpf
-        .map_mut(map::FLOW_NOTES)
-        .expect("the object has this map");
-    let mut notes = Array::<_, FlowNote>::try_from(notes)?;
-    for place in places {
-        notes.set(place, FlowNote::default(), 0)?;
-    }
     Ok(())
+}
+
+impl ModelTables<'_> {
+    /// Tells what the machine with these tables does beside balancing.
+    pub(crate) fn duties(&self) -> Duties {
+        let TableSet {
+            config,
+            vips,
+            service,
+            backends,
+            ..
+        } = self.tables;
+        let is_local = |flags: &u32| flags & ADDRESS_LOCAL != 0;
+        Duties {
+            node: config.flags & CONFIG_NODE != 0
+                || vips.values().any(is_local)
+                || backends.iter().any(Backend::is_own_pod),
+            nat: config.nat_ports != 0 || service.iter().any(|one| one.flags & SERVICE_NAT != 0),
+        }
+    }
 }
 
 impl Clock for ModelTables<'_> {
@@ -746,6 +788,17 @@ impl Pins for ModelTables<'_> {
 
     fn set_returns_full_at(&self, time: u64) {
         self.returns_full_at.set(time);
+    }
+}
+
+impl Clients for ModelTables<'_> {
+    fn client(&self, client: &Client) -> ClientBackend {
+        let clients = self.clients.borrow();
+        clients.get(client).copied().unwrap_or_default()
+    }
+
+    fn set_client(&self, client: &Client, entry: ClientBackend) {
+        self.clients.borrow_mut().insert(*client, entry);
     }
 }
 

@@ -418,7 +418,8 @@ fn check_pods(loaded: &Loaded, number: u32) -> Outcome {
         XDP_TX => {
             assert!(is_bare, "{what}: what an edge sent is sent on");
             assert!(OTHER_NODES.contains(&destination), "{what}");
-            let tag = u16::from_be_bytes([packet[4], packet[5]]);
+            // The upper bits are tries.
+            let tag = u16::from_be_bytes([packet[4], packet[5]]) & 0x7ff;
             assert!(of_ours(tag), "{what}: tag {tag}");
             Outcome::Forwarded
         }

@@ -40,6 +40,14 @@ pub(crate) fn spec(backends: &[(&str, u32)]) -> ServiceSpec {
     }
 }
 
+/// Describes a service of nodes for clients of one range.
+pub(crate) fn spec_for(range: &str, backends: &[(&str, u32)]) -> ServiceSpec {
+    ServiceSpec {
+        source_ranges: [range.parse().unwrap()].into(),
+        ..spec(backends)
+    }
+}
+
 /// Describes a service of pods, each with its node.
 pub(crate) fn pods(backends: &[(&str, &str)]) -> ServiceSpec {
     let backend =
@@ -83,6 +91,7 @@ pub(crate) fn resolved(ifindex: u32) -> Resolution {
         ifindex,
         source_mac: [2, 0, 0, 0, 0, 1],
         destination_mac: [2, 0, 0, 0, 0, 2],
+        is_carried: false,
         via_gateway: false,
         vlan: None,
         mtu: 1500,

@@ -15,7 +15,7 @@ use fastpath::{
 
 use xdp_prog::abi::{AddressKey, Backend, PastPair, Pin, Tuple, map};
 
-use crate::example::{address, array, node, pods, resolved, service, small, spec};
+use crate::example::{address, array, node, pods, resolved, service, small, spec, spec_for};
 
 #[test]
 fn a_flow_is_explained_down_to_its_next_hop() {
@@ -199,16 +199,42 @@ fn a_trace_tells_past_owners_and_the_pin_of_a_flow() {
     said(&trace, "pin", &format!("pinned, to backend {id}"));
     said(&trace, "backend", "10.244.0.5:8080 on 10.0.0.1");
     assert_eq!(trace.after[30..34], [10, 0, 0, 1]);
+
+    // As if a SYN of the flow had come.
+    pins.insert(flow, pin.marked(1).0, 0).unwrap();
+    let trace = tables.trace_frame(&segment, 0);
+    let text = format!("pinned, to backend {id}; a SYN has come since");
+    said(&trace, "pin", &text);
+    assert_eq!(trace.after[30..34], [10, 0, 0, 2]);
+}
+
+#[test]
+fn a_datagram_meets_the_newest_past_owner_first() {
+    let (_loaded, mut tables) = small();
+    let key = service("10.99.0.1:80/udp");
+    for node in ["10.0.0.1", "10.0.0.2"] {
+        tables.set_next_hop(address(node), resolved(7)).unwrap();
+    }
+    let from: SocketAddr = "192.0.2.1:4711".parse().unwrap();
+    for (node, pod) in [
+        ("10.0.0.1", "10.244.0.5:8080"),
+        ("10.0.0.2", "10.244.1.6:8080"),
+    ] {
+        tables.put_service(key, &pods(&[(node, pod)])).unwrap();
+        let choice = tables.which(&key, from, 0).unwrap().choice.unwrap();
+        assert_eq!(choice.backend.address, address("10.0.0.1"));
+    }
+    let trace = tables.trace(&key, from, 0).unwrap();
+    said(&trace, "past", "past owners of the slot: 1");
+    said(&trace, "backend", "10.244.0.5:8080 on 10.0.0.1");
+    assert_eq!(trace.after[30..34], [10, 0, 0, 1]);
 }
 
 #[test]
 fn a_packet_that_is_refused_meets_no_backend() {
     let (_loaded, mut tables) = small();
     let key = service("10.99.0.1:80/tcp");
-    let wanted = ServiceSpec {
-        source_ranges: BTreeSet::from(["192.0.2.0/24".parse().unwrap()]),
-        ..spec(&[("10.0.0.1", 1)])
-    };
+    let wanted = spec_for("192.0.2.0/24", &[("10.0.0.1", 1)]);
     tables.put_service(key, &wanted).unwrap();
     for (from, meets) in [("192.0.2.1:1", true), ("192.0.3.1:1", false)] {
         let explained = tables.which(&key, from.parse().unwrap(), 0).unwrap();

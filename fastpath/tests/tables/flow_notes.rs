@@ -4,7 +4,7 @@
 use crate::support::{
     cases::{self, Case},
     kernel::Kernel,
-    tables::{forget_notes, size},
+    tables::size,
 };
 use aya::{
     TestRun, TestRunOptions,
@@ -95,7 +95,7 @@ fn packet_in_the_second_after_a_reply_asks_no_table_until_the_pod_ends_the_flow(
     let [first, second, _] = known_flow(&mut kernel);
     let (_, delivered) = kernel.run(&first).unwrap();
     // The note that is left is the reply's alone.
-    forget_notes(&mut kernel.ebpf).unwrap();
+    kernel.forget_notes().unwrap();
     let reply = reply_to(&delivered, ACK);
     assert_ne!(leave(&mut kernel, &reply).unwrap(), reply);
     assert_eq!(take_flows(&mut kernel, map::FLOWS).len(), 1);
@@ -144,7 +144,7 @@ fn client_that_acknowledges_what_the_pod_has_sent_is_where_it_says() {
         assert_eq!(take_flows(&mut kernel, map::FLOWS).len(), moved);
         let left = take_flows(&mut kernel, map::FLOWS_EMBRYONIC).len();
         assert_eq!(left, entries - moved, "{to:?}");
-        forget_notes(&mut kernel.ebpf).unwrap();
+        kernel.forget_notes().unwrap();
     }
 }
 

@@ -13,6 +13,7 @@ pub(crate) fn next_hop() -> Resolution {
         ifindex: 1,
         source_mac: [2, 0, 0, 0, 0, 1],
         destination_mac: [2, 0, 0, 0, 0, 2],
+        is_carried: false,
         via_gateway: false,
         vlan: None,
         mtu: 1500,

@@ -9,7 +9,8 @@ use fastpath::{
     load::{Loaded, Loader},
     nexthop::{NextHop, Resolution},
     tables::{
-        Addresses, BackendSpec, OwnedBackend, Protocol, ServiceKey, ServiceSpec, TableError, Tables,
+        Addresses, BackendSpec, ForwardMode, OwnedBackend, Protocol, ServiceKey, ServiceSpec,
+        TableError, Tables,
     },
 };
 use xdp_prog::abi::{Traffic, map};
@@ -204,13 +205,14 @@ fn put(tables: &mut Tables, port: u16, spec: &ServiceSpec) {
     tables.reclaim();
 }
 
-/// Describes a service of pods on one node.
+/// Describes a service of pods on one node, in a mode in which no past owner keeps its entry.
 fn of(owner: u32, pods: &[&str]) -> ServiceSpec {
     let backends = pods
         .iter()
         .map(|pod| BackendSpec::pod(node(), pod.parse().unwrap(), 1));
     ServiceSpec {
         owner,
+        mode: ForwardMode::L2dsr,
         backends: backends.collect(),
         ..ServiceSpec::default()
     }
@@ -257,6 +259,7 @@ fn resolved(router: u8) -> Resolution {
         ifindex: 1,
         source_mac: [2, 0, 0, 0, 0, 9],
         destination_mac: [2, 0, 0, 0, 0, router],
+        is_carried: false,
         via_gateway: false,
         vlan: None,
         mtu: 1500,

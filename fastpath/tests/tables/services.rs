@@ -23,7 +23,7 @@ use xdp_prog::reason::PassReason;
 
 use crate::example::{
     TestPins, address, array, nobodys, node, pod_count, pods, resolved, service, sized, small,
-    spec, stray_pod,
+    spec, spec_for, stray_pod,
 };
 
 #[test]
@@ -415,10 +415,7 @@ fn another_agent_adopts_pods_and_policies() {
 fn source_ranges_of_the_other_family_let_nobody_in() {
     let (_loaded, mut tables) = small();
     let key = service("10.99.0.1:80/tcp");
-    let wanted = ServiceSpec {
-        source_ranges: BTreeSet::from(["192.0.2.0/24".parse().unwrap()]),
-        ..spec(&[("10.0.0.1", 1)])
-    };
+    let wanted = spec_for("192.0.2.0/24", &[("10.0.0.1", 1)]);
     tables.put_service(key, &wanted).unwrap();
     let verdict = |tables: &Tables, from: &str| {
         tables

@@ -2,7 +2,8 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::{AddressKey, plain_data};
+use super::{AddressKey, check::mix, plain_data};
+use crate::words::words;
 
 plain_data! {
     Backend: 64,
@@ -30,8 +31,10 @@ pub struct Backend {
     pub tag: u16,
     /// Owner of the services that use it, so that their packets are counted apart; for user space.
     pub owner: u32,
+    /// 1 while it takes new connections, those of one of its owner's services at least; else 0.
+    pub takes_new: u32,
     /// Always zero: one cache line per entry.
-    pub reserved: [u8; 16],
+    pub reserved: [u8; 12],
 }
 
 /// [`Backend::flags`]: the node address is IPv4.
@@ -60,8 +63,23 @@ impl Backend {
     /// or its Guideway node will return the packet if need be.
     #[inline(always)]
     pub const fn may_be_tried(&self) -> bool {
+        self.is_own_pod() || (self.may_be_pinned() && self.next_hop != 0)
+    }
+
+    /// Tells whether a pin to it counts. A next hop that is missing for a moment takes no pin away.
+    #[inline(always)]
+    pub const fn may_be_pinned(&self) -> bool {
         const KIND: u32 = BACKEND_POD | BACKEND_DOWN;
-        self.is_own_pod() || (self.flags & KIND == BACKEND_POD && self.next_hop != 0)
+        self.is_own_pod() || self.flags & KIND == BACKEND_POD
+    }
+
+    /// Returns a check of where it is. Entries with equal checks are of one backend, most likely.
+    #[inline(always)]
+    pub(super) const fn check(&self) -> u64 {
+        let AddressKey([a, b]) = self.pod;
+        let [c, d] = words(self.address);
+        let port = u16::from_ne_bytes(self.port) as u64;
+        mix(mix(mix(mix(a) ^ b) ^ c) ^ d) ^ port
     }
 
     /// Tells whether it is a pod of this machine.
@@ -78,7 +96,7 @@ impl Backend {
 )]
 #[repr(C)]
 pub struct NextHop {
-    /// Interface index of the egress device; 0 if the id is free.
+    /// Interface index of the egress device; 0 if the id is free. With [`HOP_CARRIED`], the agent sends the frames.
     pub ifindex: u32,
     /// The largest IP packet that the path takes, in bytes, outer header included.
     pub mtu: u32,
@@ -102,3 +120,8 @@ pub struct NextHop {
 
 /// [`NextHop::flags`]: the destination MAC is a router's, not the backend's.
 pub const HOP_GATEWAY: u16 = 1;
+
+/// [`NextHop::ifindex`]: the device takes no frames from XDP, and the agent sends them. The kernel's indices are
+/// positive `int`s, so they leave this bit free. It is here and not among the flags, because no frame asks for it
+/// that leaves by the device that it came in by.
+pub const HOP_CARRIED: u32 = 1 << 31;

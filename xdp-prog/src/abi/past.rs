@@ -3,8 +3,8 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::check::mix;
-use super::{AddressKey, Backend, Tag, Tuple, plain_data};
-use crate::words::{join_u32, split_u64, words};
+use super::{Backend, Tag, Tuple, plain_data};
+use crate::words::{join_u32, split_u64};
 
 plain_data! {
     Past: 4,
@@ -145,8 +145,24 @@ impl PastOwner {
     }
 
     /// Returns the second in which it ceased to own.
+    #[inline(always)]
     pub const fn second(self) -> u32 {
         (self.0 >> 32) as u32
+    }
+
+    /// Tells whether it ceased to own less than so many seconds before `now`, in ns of the monotonic clock, which may lag
+    /// behind. Half of the seconds that an entry can tell are past ones.
+    #[inline(always)]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        reason = "modulo 2^31"
+    )]
+    pub const fn has_ended_within(self, seconds: u16, now: u64) -> bool {
+        let now = (now / 1_000_000_000) as u32;
+        // Without the bit that an entry lacks, the difference has the sign in front.
+        let twice = (now.wrapping_sub(self.second()) << 1) as i32;
+        twice < 2 * seconds as i32
     }
 }
 
@@ -154,12 +170,17 @@ impl PastOwner {
 /// with one load.
 ///
 /// ```text
-/// 63        40 39       32 31      0
-/// | check (24) | moment (8) | backend's id |
+/// 63        40 39       32    31    30            0
+/// | check (24) | moment (8) | marked | backend's id |
 /// ```
 ///
 /// The check reveals an element that the kernel has recycled for another flow, and an id that is another backend's by
 /// now. Moments count 268 ms each, modulo 256.
+///
+/// A *marked* pin is that of a flow of which a SYN has come since. In place of the moment, it has the low byte of the id of
+/// the owner that the SYN went to. The SYN may be forged, or begin the client's next connection. So that owner gets the
+/// flow's packets, and the pinned one gets what it returns. Where another backend owns the slot by then, the pin does not
+/// count: what that one returns may be of the connection that began with the SYN.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -169,6 +190,8 @@ pub struct Pin(pub u64);
 impl Pin {
     const MOMENT_SHIFT: u32 = 32;
     const CHECK_SHIFT: u32 = 40;
+    const MOMENT: u64 = 0xff << Self::MOMENT_SHIFT;
+    const MARK: u64 = 1 << 31;
     /// A moment is 2^28 ns.
     const MOMENT_NS_LOG2: u32 = 28;
     /// Moments after which a flow that was not returned belongs to its owner: a second at least.
@@ -181,8 +204,36 @@ impl Pin {
         Self(Self::check(flow, backend) << Self::CHECK_SHIFT | moment | id as u64)
     }
 
+    /// Returns the pin once a SYN has gone to this owner of its slot.
+    #[inline(always)]
+    #[must_use]
+    pub const fn marked(self, owner: u32) -> Self {
+        let owner = (owner as u64 & 0xff) << Self::MOMENT_SHIFT;
+        Self(self.0 & !Self::MOMENT | owner | Self::MARK)
+    }
+
+    /// Returns the pin without a mark, as one that was made at this moment.
+    #[inline(always)]
+    #[must_use]
+    pub const fn unmarked(self, now: u64) -> Self {
+        let moment = (Self::moment(now) as u64) << Self::MOMENT_SHIFT;
+        Self(self.0 & !Self::MOMENT & !Self::MARK | moment)
+    }
+
+    /// Tells whether a SYN has come since.
+    #[inline(always)]
+    pub const fn is_marked(self) -> bool {
+        self.0 & Self::MARK != 0
+    }
+
+    /// Tells whether a SYN has come since, and has gone to this owner; of 256 other owners, one passes for it.
+    #[inline(always)]
+    pub const fn is_marked_for(self, owner: u32) -> bool {
+        self.is_marked() && self.0 == self.marked(owner).0
+    }
+
     /// Tells whether the pin is a second old, so that the owner would have returned the flow by now. Of a flow that is
-    /// idle for a minute, a packet may find the pin young again.
+    /// idle for a minute, a packet may find the pin young again. A marked pin has no age.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the moment")]
     pub const fn has_stood(self, now: u64) -> bool {
@@ -200,7 +251,7 @@ impl Pin {
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the low half")]
     pub const fn backend(self) -> u32 {
-        self.0 as u32
+        (self.0 & !Self::MARK) as u32
     }
 
     /// Tells whether this is a pin of the flow, to the backend that has its id.
@@ -211,17 +262,13 @@ impl Pin {
 
     #[inline(always)]
     const fn check(flow: &Tuple, backend: &Backend) -> u64 {
-        let AddressKey([a, b]) = backend.pod;
-        let [c, d] = words(backend.address);
-        let port = u16::from_ne_bytes(backend.port) as u64;
-        let of_backend = mix(mix(mix(mix(a) ^ b) ^ c) ^ d) ^ port;
-        mix(of_backend ^ flow.check() as u64) >> Self::CHECK_SHIFT
+        mix(backend.check() ^ flow.check() as u64) >> Self::CHECK_SHIFT
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::AddressKey, *};
 
     #[test]
     fn past_keeps_its_fields_apart() {
@@ -251,6 +298,21 @@ mod tests {
         assert_eq!((owner.backend(), owner.second()), (u32::MAX, 0));
         let owner = PastOwner::new(0, 0x7fff_ffff);
         assert_eq!((owner.backend(), owner.second()), (0, 0x7fff_ffff));
+    }
+
+    #[test]
+    fn past_owner_has_ended_a_short_while_ago_or_at_a_moment_to_come() {
+        const NS: u64 = 1_000_000_000;
+        for second in [0, 1_000, 0x7fff_ff00] {
+            let owner = PastOwner::new(1, second);
+            let at = |later: i64| (i64::from(second) + (1 << 31) + later).unsigned_abs() * NS;
+            for later in [-2, 0, 299] {
+                assert!(owner.has_ended_within(300, at(later)), "{second} {later}");
+            }
+            for later in [300, 86_400] {
+                assert!(!owner.has_ended_within(300, at(later)), "{second} {later}");
+            }
+        }
     }
 
     #[test]
@@ -291,6 +353,20 @@ mod tests {
             ..backend
         };
         assert!(pin.is_of(&flow(1), &moved));
+    }
+
+    #[test]
+    fn marked_pin_keeps_all_but_its_moment() {
+        let (flow, backend) = (Tuple::default(), Backend::default());
+        let pin = Pin::new(&flow, 0x7fff_ffff, &backend, 7 << 28);
+        assert!(!pin.is_marked() && !pin.is_marked_for(0));
+        let marked = pin.marked(0x1234);
+        assert!(marked.is_marked() && marked.is_of(&flow, &backend));
+        assert_eq!(marked.backend(), 0x7fff_ffff);
+        assert!(marked.is_marked_for(0x1234) && !marked.is_marked_for(0x1235));
+        assert!(marked.marked(0x1235).is_marked_for(0x1235));
+        assert_eq!(marked.unmarked(7 << 28), pin);
+        assert_eq!(pin.unmarked(7 << 28), pin);
     }
 
     #[test]

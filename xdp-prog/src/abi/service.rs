@@ -80,8 +80,13 @@ pub struct Service {
     pub port: [u8; 2],
     /// IP protocol number of the service.
     pub protocol: u8,
+    /// Always zero.
+    pub unused: u8,
+    /// How long a client keeps its backend after its last new connection, in seconds; of services with
+    /// [`Self::affinity`].
+    pub affinity_seconds: u32,
     /// Always zero: one cache line per entry.
-    pub reserved: [u8; 13],
+    pub reserved: [u8; 8],
 }
 
 /// [`Service::flags`]: the backends are pods behind Guideway nodes. Without it, a decapsulated packet goes to the

@@ -1,6 +1,6 @@
 //! Frames with numbers: what the generator needs to make them, and what the sink counts.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 use super::PORTS_PER_CLIENT;
 
@@ -13,6 +13,9 @@ pub const NUMBER_LENGTH: usize = 6;
 pub const NEW_FLOW: u32 = u32::MAX;
 /// Flows that differ in [`super::client`]: its address has 17 bits of its own, as 198.18.0.0/15 leaves.
 pub const DISTINCT_FLOWS: u32 = PORTS_PER_CLIENT << 17;
+
+/// Most threads of the generator.
+pub const MOST_THREADS: u32 = 64;
 
 /// A frame of flow 0 with number 0, and the places where others differ. All checksums are right.
 ///
@@ -37,7 +40,10 @@ pub struct Numbered {
     pub number_at: u32,
 }
 
-/// When the frames of a trial leave, how many have left, and which the next one is.
+/// When the frames of a thread leave in a trial, how many have left, and which the next one is.
+///
+/// Each thread has flows of its own. Divided by the number of threads, the numbers of its frames leave its own number, and so
+/// do its new flows.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -57,7 +63,9 @@ pub struct Pace {
     pub sizes: u32,
     /// The size of the next frame.
     pub next_size: u32,
-    /// Length of the list of flows.
+    /// Place in the list of flows where the thread's own begin.
+    pub first_flow: u32,
+    /// How many entries of the list are the thread's.
     pub flows: u32,
     /// Place in the list of the next frame's flow.
     pub next_flow: u32,
@@ -69,9 +77,23 @@ pub struct Pace {
     pub work: u32,
     /// What the extra work came to.
     pub worked: u32,
+    /// The thread's number.
+    pub thread: u32,
+    /// Threads that send.
+    pub threads: u32,
+    /// Always zero.
+    pub reserved: u32,
 }
 
 impl Pace {
+    /// Returns the number of the next frame.
+    #[inline(always)]
+    pub const fn number(&self) -> u32 {
+        self.sent
+            .wrapping_mul(self.threads)
+            .wrapping_add(self.thread)
+    }
+
     /// Tells whether a frame is due, and sets when the next one is.
     #[inline(always)]
     pub fn is_due(&mut self, now: impl FnOnce() -> u64) -> bool {
@@ -96,7 +118,7 @@ impl Pace {
     pub fn advance(&mut self, listed: u32) -> Option<(u32, u32)> {
         let flow = if listed == NEW_FLOW {
             let flow = self.new_flow % DISTINCT_FLOWS;
-            self.new_flow = flow + 1;
+            self.new_flow = flow + self.threads;
             flow
         } else {
             listed
@@ -105,39 +127,45 @@ impl Pace {
         let place = service
             .wrapping_mul(self.sizes)
             .wrapping_add(self.next_size);
-        self.next_size = turn(self.next_size, self.sizes);
-        self.next_flow = turn(self.next_flow, self.flows);
+        self.next_size = turn(self.next_size, 0, self.sizes);
+        self.next_flow = turn(self.next_flow, self.first_flow, self.flows);
         self.sent += 1;
         Some((flow, place))
     }
 }
 
 #[inline(always)]
-const fn turn(place: u32, length: u32) -> u32 {
+const fn turn(place: u32, first: u32, length: u32) -> u32 {
     let next = place + 1;
-    if next < length { next } else { 0 }
+    if next < first + length { next } else { first }
 }
 
 /// What a sink has counted of the frames with a tag.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Counted {
     /// Frames.
     pub received: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Frames whose number is not above all before.
+    /// Frames whose number is not above all of their thread before.
     pub reordered: u64,
     /// Offset of the tag in frames that arrive.
     pub tag_at: u32,
     /// The tag.
     pub tag: u32,
-    /// The number after the highest so far.
-    pub next: u32,
+    /// Threads whose frames have a sequence each ([`Pace`]).
+    pub threads: u32,
     /// Always zero.
     pub reserved: u32,
+    /// For each thread, the number after the highest so far.
+    pub next: [u32; MOST_THREADS as usize],
+}
+
+impl Default for Counted {
+    fn default() -> Self {
+        Self::new_zeroed()
+    }
 }
 
 impl Counted {
@@ -150,19 +178,30 @@ impl Counted {
         let number = u32::from_be_bytes([c, d, e, f]);
         self.received += 1;
         self.bytes += length;
-        if number < self.next {
+        let next = &mut self.next[self.thread_of(number)];
+        if number < *next {
             self.reordered += 1;
         } else {
-            self.next = number.wrapping_add(1);
+            *next = number.wrapping_add(1);
         }
         true
+    }
+
+    /// Returns the place of a frame's thread, without a division where there is one thread.
+    #[inline(always)]
+    const fn thread_of(&self, number: u32) -> usize {
+        if self.threads > 1 {
+            (number % self.threads % MOST_THREADS) as usize
+        } else {
+            0
+        }
     }
 }
 
 crate::abi::plain_data! {
     Numbered: 120,
-    Pace: 64,
-    Counted: 40,
+    Pace: 80,
+    Counted: 296,
 }
 
 #[cfg(test)]
@@ -179,6 +218,7 @@ mod tests {
             sizes: 1,
             flows: 1,
             services: 1,
+            threads: 1,
             ..Pace::default()
         };
         let mut sent_at = |now| {
@@ -200,6 +240,7 @@ mod tests {
             flows: 4,
             services: 2,
             new_flow: 10,
+            threads: 1,
             ..Pace::default()
         };
         let list = [0, 1, NEW_FLOW, NEW_FLOW];
@@ -211,15 +252,58 @@ mod tests {
     }
 
     #[test]
+    fn threads_take_turns_with_numbers_and_new_flows_and_have_parts_of_the_list() {
+        let list = [0, 2, NEW_FLOW, 1, 3, NEW_FLOW];
+        let sent = [0, 1].map(|thread| {
+            let mut pace = Pace {
+                sizes: 1,
+                services: 1,
+                first_flow: thread * 3,
+                next_flow: thread * 3,
+                flows: 3,
+                new_flow: 4 + thread,
+                thread,
+                threads: 2,
+                ..Pace::default()
+            };
+            [(); 6].map(|()| {
+                let (number, listed) = (pace.number(), list[pace.next_flow as usize]);
+                (number, pace.advance(listed).unwrap().0)
+            })
+        });
+        let [first, second] = sent;
+        assert_eq!(first, [(0, 0), (2, 2), (4, 4), (6, 0), (8, 2), (10, 6)]);
+        assert_eq!(second, [(1, 1), (3, 3), (5, 5), (7, 1), (9, 3), (11, 7)]);
+    }
+
+    #[test]
     fn a_sink_counts_its_tag_alone_and_what_came_late() {
         let mut counted = Counted {
             tag: 0x0102,
+            threads: 1,
             ..Counted::default()
         };
         let mut count = |tag: u8, number| counted.count([1, tag, 0, 0, 0, number], 60);
         assert!(count(2, 0) && count(2, 2) && count(2, 1) && count(2, 3));
         assert!(!count(3, 4));
         assert_eq!((counted.received, counted.bytes), (4, 240));
-        assert_eq!((counted.reordered, counted.next), (1, 4));
+        assert_eq!((counted.reordered, counted.next[0]), (1, 4));
+    }
+
+    #[test]
+    fn a_sink_has_a_sequence_for_each_thread() {
+        let late = |numbers: &[u8]| {
+            let mut counted = Counted {
+                threads: 3,
+                ..Counted::default()
+            };
+            for &number in numbers {
+                counted.count([0, 0, 0, 0, 0, number], 60);
+            }
+            counted.reordered
+        };
+        // Threads are not equally fast.
+        assert_eq!(late(&[0, 3, 6, 1, 9, 4, 2]), 0);
+        assert_eq!(late(&[0, 6, 1, 3, 4, 9]), 1);
     }
 }

@@ -22,8 +22,8 @@ impl Allowance {
         interval_ns: 100_000,
         burst: 1_000,
     };
-    /// Ten thousand a second on one CPU, as many at once: flows of which an edge looks for the owner, and segments that a
-    /// node returns. A flood of segments of no connection costs no more than these.
+    /// Ten thousand a second on one CPU, as many at once: flows of which an edge looks for the owner, and packets that a
+    /// node returns. A flood of packets of no known flow costs no more than these.
     const OF_RETURNS: Self = Self {
         interval_ns: 100_000,
         burst: 10_000,
@@ -50,6 +50,13 @@ pub(crate) fn take_return<T: World>(tables: &T) -> bool {
         }
         None => false,
     }
+}
+
+/// Tells whether one is left of this CPU's allowance of returns.
+#[inline(always)]
+pub(crate) fn has_return<T: World>(tables: &T) -> bool {
+    let taken = Allowance::OF_RETURNS.take(tables.returns_full_at(), tables.now());
+    taken.is_some()
 }
 
 #[cfg(test)]

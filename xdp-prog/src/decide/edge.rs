@@ -1,5 +1,6 @@
 //! Edge role: the plain path, and the stages beside it for past owners, checks and announced addresses.
 
+mod affinity;
 pub mod ask_here;
 pub mod balance;
 pub mod neighbour;

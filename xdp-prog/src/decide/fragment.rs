@@ -28,7 +28,7 @@ use crate::{
     frame::Frame,
     ip::{Ip, with_packet},
     parse::{self, Packet},
-    punt::{is_mending, punt},
+    punt::{is_mending, punt_fragment},
     reason::{DropReason, PassReason, PuntReason},
     stage::Stage,
     verdict::{Decap, Delivery, Verdict},
@@ -82,7 +82,7 @@ fn bare<'t, F: Frame, A: Messages, T: World>(
                 && has_ports(packet.protocol)
                 && may_be_ours(tables, packet.destination) =>
         {
-            return punt(tables, PuntReason::NodeFragment);
+            return punt_fragment(tables, PuntReason::NodeFragment);
         }
         Err(_) => return Verdict::Pass(PassReason::FragmentNotOurs),
     };
@@ -165,7 +165,7 @@ fn follow_nat<'t, A: Ip, T: World>(
 #[inline(always)]
 fn punt_or_drop<'t, T: World>(tables: &T, reason: DropReason) -> Verdict<'t> {
     match reason {
-        DropReason::FragmentOutOfOrder => punt(tables, PuntReason::Fragment),
+        DropReason::FragmentOutOfOrder => punt_fragment(tables, PuntReason::Fragment),
         reason => Verdict::Drop(reason),
     }
 }
@@ -207,14 +207,14 @@ fn within<'t, F: Frame, A: Ip, T: World>(
     let Some(found) = find_with_pods(tables, &flow) else {
         return Verdict::Decap(decap);
     };
-    match tagged_owner(tables, &found, &flow, head.flags, decap.tag) {
+    let is_asked = is_asked(head.flags, decap.tag);
+    match tagged_owner(tables, &found, &flow, decap.tag, is_asked) {
         Some(owner) => {
             let (ports, flags) = (head.ports, head.flags);
             Verdict::Deliver(Delivery::new(packet, ports, flags, &owner, Some(decap)))
         }
-        None if is_asked(packet.protocol, head.flags, decap.tag) => {
-            Verdict::Continue(Stage::Return)
-        }
+        None if is_asked => Verdict::Continue(Stage::Return),
+        None if head.flags.begins_connection() => Verdict::Drop(DropReason::UnknownPodSyn),
         None => Verdict::Drop(DropReason::UnknownPod),
     }
 }

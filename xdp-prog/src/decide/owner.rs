@@ -13,7 +13,6 @@ use crate::{
     frame::Frame,
     ip::Ip,
     maglev,
-    parse::TcpFlags,
     reason::{DropReason, PassReason},
     stage::Stage,
     verdict::{Owner, Verdict},
@@ -187,18 +186,19 @@ pub fn no_owner<'t, T: Tables>(tables: &T, service: u32) -> Verdict<'t> {
     }
 }
 
-/// Finds the pod that an edge's tag names, or another pod of the service here for a packet that may begin a flow.
+/// Finds the pod that an edge's tag names, or another one in its place, unless the packet is returned otherwise.
 #[inline(always)]
 pub fn tagged_owner<'t, A: Ip, T: Tables>(
     tables: &'t T,
     found: &FoundService,
     flow: &FlowKey<A>,
-    flags: TcpFlags,
     tag: Tag,
+    is_asked: bool,
 ) -> Option<Owner<'t>> {
     match tagged_pod(tables, found, tag) {
         Some(owner) => Some(owner),
-        None => choose_pod_instead(tables, found, flow, flags),
+        None if is_asked => None,
+        None => choose_pod_instead(tables, found, flow),
     }
 }
 
@@ -220,18 +220,18 @@ pub fn tagged_pod<'t, T: Tables>(
     })
 }
 
-/// Chooses another pod of this machine if the tag's pod is not here, for a packet that may begin a flow.
+/// Chooses another pod of this machine if the tag's pod is not here. A TCP connection gets none: its next segment would
+/// name the same pod, and meet a RST.
 #[inline(always)]
 pub fn choose_pod_instead<'t, A: Ip, T: Tables>(
     tables: &'t T,
     found: &FoundService,
     flow: &FlowKey<A>,
-    flags: TcpFlags,
 ) -> Option<Owner<'t>> {
-    if flow.protocol != protocol::TCP || flags.begins_connection() {
-        choose_own_pod(tables, found, flow)
-    } else {
+    if flow.protocol == protocol::TCP {
         None
+    } else {
+        choose_own_pod(tables, found, flow)
     }
 }
 

@@ -5,7 +5,7 @@ use crate::{
     abi::{FLOW_FIN_POD, FLOW_RESET, PodFlow, Tuple, age},
     decide::node::unproved::{self, Judgement},
     flow_state::{self, IDLE_TRANSITORY_NS},
-    parse::Segment,
+    parse::{Segment, TcpFlags},
     wire::protocol,
     world::FlowTable,
 };
@@ -73,6 +73,19 @@ fn move_both_entries<T: Memory>(tables: &T, key: &Tuple, flow: &PodFlow, now: u6
     let forward = flow.forward_key(key);
     let entry = PodFlow::forward(&forward, key.destination(), key.source_port(), now);
     flow_state::move_to_established(tables, &forward, &entry);
+}
+
+/// Tells whether a segment without a flow, whose client's packets have this key, may belong to one that former tables have:
+/// its connection began after flows were copied from there, and will be copied. Untranslated, it would make the client end
+/// the connection.
+#[inline(always)]
+pub(super) fn may_be_uncopied<T: Memory>(tables: &T, key: &Tuple, flags: TcpFlags) -> bool {
+    let copied_by = tables.config().map_or(0, |config| config.flows_copied_by);
+    copied_by != 0
+        && tables.now() < copied_by
+        && key.protocol() == protocol::TCP
+        && !flags.begins_connection()
+        && tables.is_egress_port(u16::from_be_bytes(key.destination_port()))
 }
 
 /// Finds the flow of a quoted packet or of a fragment.

@@ -25,20 +25,27 @@ use crate::{
 const LOCAL_TCP_NS: u64 = 432_000_000_000_000;
 const _: () = assert!(LOCAL_TCP_NS < LOCAL_PORT_NS / 2);
 
-/// Notes the flow of a packet that leaves from a NodePort of this machine.
+/// Notes the flow of a packet that leaves from a NodePort of this machine; tells whether it does.
 #[inline(always)]
-pub(super) fn remember<T: Memory>(tables: &T, packet: &Headers, ports: &Ports, flags: TcpFlags) {
-    if leaves_from_node_port(tables, packet, ports) {
-        let answers = Tuple::new(
-            packet.destination,
-            packet.source,
-            ports.destination,
-            ports.source,
-            packet.protocol,
-        );
-        let now = tables.now();
-        tables.renew_local(&answers, |known| renew(known, packet.protocol, flags, now));
+pub(super) fn remember<T: Memory>(
+    tables: &T,
+    packet: &Headers,
+    ports: &Ports,
+    flags: TcpFlags,
+) -> bool {
+    if !leaves_from_node_port(tables, packet, ports) {
+        return false;
     }
+    let answers = Tuple::new(
+        packet.destination,
+        packet.source,
+        ports.destination,
+        ports.source,
+        packet.protocol,
+    );
+    let now = tables.now();
+    tables.renew_local(&answers, |known| renew(known, packet.protocol, flags, now));
+    true
 }
 
 /// Returns the state of a flow after an outgoing packet.

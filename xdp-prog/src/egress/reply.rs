@@ -59,10 +59,13 @@ pub(super) fn translate<S: Skb, T: Memory>(
     };
     let Some(flow) = flow else {
         // A reply that was translated at another device may leave from a NodePort too.
-        if !skb.is_translated() {
-            own::remember(tables, packet, &ports, flags);
+        if skb.is_translated() || own::remember(tables, packet, &ports, flags) {
+            return Ok(Outcome::Untouched);
         }
-        return Ok(Outcome::Untouched);
+        return match flows::may_be_uncopied(tables, &key, flags) {
+            true => Err(DropReason::FlowNotCopied),
+            false => Ok(Outcome::Untouched),
+        };
     };
     if packet.part == Part::First {
         fragments::publish(tables, packet, &ports);

@@ -172,6 +172,43 @@ fn reply_keeps_its_flow_fresh() {
 }
 
 #[test]
+fn segment_without_a_flow_is_dropped_while_flows_are_copied() {
+    let sent = |reply: &Reply, flows_copied_by| {
+        let config = Config {
+            flows_copied_by,
+            ..Config::default()
+        };
+        let world = World {
+            config,
+            ..World::default()
+        };
+        let frame = reply.frame(Checksum::Finished);
+        let mut skb = HostSkb::new(&frame);
+        let outcome = process(&mut skb, &world);
+        assert_eq!(skb.bytes(), frame);
+        (outcome, world.count(DropReason::FlowNotCopied.index()))
+    };
+    for is_v4 in [true, false] {
+        let segment = Reply::example(is_v4, TCP);
+        let dropped = (Err(DropReason::FlowNotCopied), 1);
+        assert_eq!(sent(&segment, NOW + 1), dropped);
+        assert_eq!(
+            sent(&segment, NOW),
+            (Ok(Next::Out), 0),
+            "the agent has ended"
+        );
+        assert_eq!(sent(&segment, 0), (Ok(Next::Out), 0));
+        let datagram = Reply::example(is_v4, UDP);
+        assert_eq!(sent(&datagram, NOW + 1), (Ok(Next::Out), 0));
+    }
+    let reply = Reply::example(true, TCP);
+    let mut world = reply.world();
+    world.config.flows_copied_by = NOW + 1;
+    process(&mut HostSkb::new(&reply.frame(Checksum::Finished)), &world).unwrap();
+    assert_eq!(world.translated(), 1, "its flow is there");
+}
+
+#[test]
 fn flow_that_the_table_does_not_take_stays_where_it_is() {
     let reply = Reply::example(true, TCP);
     let world = reply.world();
@@ -380,6 +417,7 @@ struct World {
     flows: [RefCell<HashMap<Tuple, PodFlow>>; 2],
     /// The tables take no more.
     is_full: Cell<bool>,
+    config: Config,
     reasons: RefCell<Vec<u64>>,
 }
 
@@ -388,6 +426,7 @@ impl Default for World {
         Self {
             flows: Default::default(),
             is_full: Cell::default(),
+            config: Config::default(),
             reasons: RefCell::new(vec![0; REASON_COUNT]),
         }
     }
@@ -415,7 +454,7 @@ impl Relay for World {
 
 impl Memory for World {
     fn config(&self) -> Option<&Config> {
-        None
+        Some(&self.config)
     }
 
     fn service_v4(&self, _: &ServiceKeyV4) -> Option<IndexEntry> {

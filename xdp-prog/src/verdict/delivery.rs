@@ -151,7 +151,7 @@ impl<'t> Delivery<'t> {
                 decap.l3,
                 decap.inner_room,
                 decap.outer_class,
-                is_asked(self.protocol, self.flags, decap.tag),
+                is_asked(self.flags, decap.tag),
             ),
             None => (0, 0, 0, false),
         };

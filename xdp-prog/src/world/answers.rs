@@ -62,11 +62,6 @@ impl Answer {
         self.0 & 0xff
     }
 
-    /// Tells whether the packet is larger than the MTU of its path.
-    pub(crate) const fn is_too_big(self) -> bool {
-        self.kind() == Self::KIND_TOO_BIG
-    }
-
     /// Returns the packet's family if it lies inside an outer header.
     pub(crate) const fn inner(self) -> Option<Family> {
         match self.0 >> 8 & 0xff {

@@ -19,7 +19,11 @@ pub trait NatFlows: Clock {
     /// Returns a reverse entry.
     fn see_nat_reverse(&self, key: &Tuple) -> Option<NatReverse>;
     /// Returns the state that a reverse entry holds.
-    fn nat_state(&self, key: &Tuple) -> Option<NatState>;
+    #[inline(always)]
+    fn nat_state(&self, key: &Tuple) -> Option<NatState> {
+        let entry = self.see_nat_reverse(key)?;
+        entry.is_for(key).then(|| NatState::of(&entry))
+    }
     /// Sets the state of a reverse entry if the entry is there.
     fn note_nat_reverse(&self, key: &Tuple, state: NatState);
     /// Adds a forward entry unless its key is there.

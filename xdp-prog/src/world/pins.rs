@@ -1,4 +1,4 @@
-//! The memory of flows whose connection is at a past owner of their slot.
+//! The memory of flows whose owner was looked for: at a past owner of their slot, or, of datagrams, at the current one.
 
 use super::Clock;
 use crate::abi::{Pin, Tuple};

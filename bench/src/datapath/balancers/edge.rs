@@ -149,6 +149,7 @@ impl Ours {
                 ifindex: wire.far()?.index(),
                 source_mac: wire.far()?.mac(),
                 destination_mac: wire.near()?.mac(),
+                is_carried: false,
                 via_gateway: false,
                 vlan: None,
                 mtu: 1500,

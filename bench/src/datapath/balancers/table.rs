@@ -2,7 +2,10 @@
 
 use super::{Balancer, Flows, Row, each_size};
 use crate::{
-    datapath::frames::{Family, Protocol},
+    datapath::{
+        frames::{Family, Protocol},
+        instructions::MEANING,
+    },
     stats::{Spread, median},
 };
 
@@ -56,7 +59,7 @@ pub fn table(rows: &[Row]) -> String {
             );
         }
     }
-    text + &table.agreement()
+    text + &table.agreement() + &format!("- {MEANING}\n\n")
 }
 
 fn verdict(worst: f64, bar: f64) -> &'static str {
@@ -155,7 +158,7 @@ impl Table<'_> {
         let worst = differences.iter().copied().fold(0.0, f64::max);
         format!(
             "- Counted on Linux {kernel} on {date}, in {} boots: {agree} of {} figures agree within {} % (the bar), all \
-             within {:.2} %.\n\n",
+             within {:.2} %.\n",
             fewest.unwrap_or_default(),
             cells.len(),
             100.0 * AGREEMENT,
@@ -201,6 +204,7 @@ mod tests {
             "| `kube-proxy-nftables` | 1 | 4000 (0.25, 0.50) | 20000 (0.050, 0.15) |  |  |\n",
             "at most 0.25 of the instructions of `kube-proxy-nftables` (bar: 0.35, kept).",
             "at most 0.53 of the instructions of `ipvs-ipip` (bar: 0.5, not kept).",
+            MEANING,
         ] {
             assert!(text.contains(expected), "{expected}\n{text}");
         }

@@ -1,6 +1,6 @@
 //! The table of the counted ways in the documentation.
 
-use super::Instructions;
+use super::{Instructions, MEANING};
 use crate::datapath::{Family, Protocol, System, report::lower};
 
 /// The ways, with what the page calls them.
@@ -66,7 +66,7 @@ pub fn table(rows: &[Instructions]) -> String {
         );
     }
     text + &format!(
-        "\nWith one flow. With {} in turn, they are at most {:.1} % more.\n\n",
+        "\nWith one flow. With {} in turn, they are at most {:.1} % more. {MEANING}\n\n",
         super::FLOWS[1],
         (most - 1.0) * 100.0
     )
@@ -97,8 +97,9 @@ mod tests {
             row(System::Node, Family::V4, 1, 900.0),
         ];
         let text = table(rows.as_flattened());
-        let expected = "| plain, edge to node | 640 | 640 | 700 | 700 |\n\nWith one flow. With 1000 in turn, they are at most 1.5 % more.\n\n";
-        assert!(text.ends_with(expected), "{text}");
+        let expected = "| plain, edge to node | 640 | 640 | 700 | 700 |\n\nWith one flow. With 1000 in turn, they are at most 1.5 % more. ";
+        let expected = format!("{expected}{MEANING}\n\n");
+        assert!(text.ends_with(&expected), "{text}");
         let titles = "| way | IPv4 UDP | IPv4 TCP | IPv6 UDP | IPv6 TCP |\n";
         assert!(text.starts_with(titles), "{text}");
     }

@@ -44,7 +44,8 @@ impl State {
 
     fn show_device(&self, name: &str) -> String {
         let values = &self.values[name];
-        let of = |key: &str| values.get(key).map_or("0", String::as_str);
+        // As the kernel: not what anybody writes, for that would seem to be taken before it is worked off.
+        let of = |key: &str| values.get(key).map_or("1000", String::as_str);
         let mut text = format!(
             "Params: count {}  min_pkt_size: {}\n",
             of("count"),
@@ -190,9 +191,6 @@ impl Fake {
 
 /// Works off what was appended to files since the last time.
 fn work(root: &Path, state: &mut State) {
-    let control = fs::read_to_string(root.join("pgctrl")).unwrap();
-    // Values that were written before a start are worked off by then: each has been read back.
-    state.control(&control);
     let files: Vec<String> = state
         .threads
         .keys()
@@ -202,6 +200,9 @@ fn work(root: &Path, state: &mut State) {
     for file in files {
         let path = root.join(&file);
         let text = fs::read_to_string(&path).unwrap();
+        // In the order in which they were written: a start or a stop before what a file has since. Values before a start
+        // are worked off by then, for each has been read back.
+        state.control(&fs::read_to_string(root.join("pgctrl")).unwrap());
         let shown = state.work_off(&file, &text);
         let shown = shown.or_else(|| {
             let has_sent = state

@@ -17,11 +17,11 @@ use rustix::{
 };
 use socket2::Type;
 
-use super::{Flow, GRACE, Request, Way, as_ns, client_socket, now_ns, sleep_until};
+use super::{Flow, GRACE, Request, Way, as_ns, client_socket, now_ns, sleep_until, stamps};
 use crate::{
     load::message::{Form, Incoming},
     probe::PROBE_LENGTH,
-    scenario::Exchange,
+    scenario::{Exchange, Stamps},
 };
 
 /// How often the receiver looks whether it is to end.
@@ -30,26 +30,46 @@ const POLL: Timespec = Timespec {
     tv_nsec: 20_000_000,
 };
 /// Longer than any datagram that is sent.
-const BUFFER: usize = 2048;
+pub(super) const BUFFER: usize = 2048;
 const READABLE: epoll::EventFlags = epoll::EventFlags::IN;
 const WRITABLE: epoll::EventFlags = epoll::EventFlags::OUT;
 
 /// An answer as it came.
 pub(super) struct Answer {
     pub(super) at: u64,
+    /// When it came by the clock of the stamps.
+    pub(super) stamp: Option<u64>,
     pub(super) bytes: Vec<u8>,
+}
+
+impl Answer {
+    fn unstamped(at: u64, bytes: Vec<u8>) -> Self {
+        let stamp = None;
+        Self { at, stamp, bytes }
+    }
 }
 
 /// When each request was sent, by its place.
 pub(super) type Log = Vec<(usize, u64)>;
 
-/// Sends the requests while another thread receives. Returns when each was sent, and all that came.
+/// What became of requests.
+#[derive(Default)]
+pub(super) struct Exchanged {
+    pub(super) sent: Log,
+    /// All that came.
+    pub(super) answers: Vec<Answer>,
+    /// Probes that have left, with their stamps.
+    pub(super) departures: Vec<([u8; PROBE_LENGTH], u64)>,
+}
+
+/// Sends the requests while another thread receives.
 pub(super) fn run(
     flows: &[Flow],
     requests: &[Request],
     exchange: Exchange,
-) -> Result<(Log, Vec<Answer>)> {
-    let sockets = Sockets::of(flows, requests, exchange)?;
+    stamps: Stamps,
+) -> Result<Exchanged> {
+    let sockets = Sockets::of(flows, requests, exchange, stamps)?;
     let ended = OnceLock::new();
     thread::scope(|scope| {
         let receiver = scope.spawn(|| sockets.receive_all(&ended));
@@ -58,8 +78,8 @@ pub(super) fn run(
             deadline: now_ns() + as_ns(GRACE),
             sent: sent.len(),
         });
-        let answers = receiver.join().expect("the receiver does not panic")?;
-        Ok((sent, answers))
+        let received = receiver.join().expect("the receiver does not panic")?;
+        Ok(Exchanged { sent, ..received })
     })
 }
 
@@ -76,6 +96,7 @@ struct Sockets<'a> {
     flows: &'a [Flow],
     requests: &'a [Request],
     exchange: Exchange,
+    stamps: Stamps,
     /// Events carry the number of a flow, or behind those the place of a request with a connection of its own.
     waiting: OwnedFd,
     /// The connections of requests, by place, from when the sender opens them until they are over.
@@ -91,7 +112,12 @@ struct Connection {
 }
 
 impl<'a> Sockets<'a> {
-    fn of(flows: &'a [Flow], requests: &'a [Request], exchange: Exchange) -> Result<Self> {
+    fn of(
+        flows: &'a [Flow],
+        requests: &'a [Request],
+        exchange: Exchange,
+        stamps: Stamps,
+    ) -> Result<Self> {
         let waiting = epoll::create(epoll::CreateFlags::CLOEXEC).context("creating an epoll")?;
         for (number, flow) in (0..).zip(flows) {
             let data = epoll::EventData::new_u64(number);
@@ -108,6 +134,7 @@ impl<'a> Sockets<'a> {
             flows,
             requests,
             exchange,
+            stamps,
             waiting,
             opened: (0..connections).map(|_| Mutex::default()).collect(),
         })
@@ -164,9 +191,10 @@ impl<'a> Sockets<'a> {
     }
 
     /// Receives until the sender has done, and then until all is answered and nothing more comes, or the deadline.
-    fn receive_all(&self, ended: &OnceLock<End>) -> Result<Vec<Answer>> {
+    fn receive_all(&self, ended: &OnceLock<End>) -> Result<Exchanged> {
         let requests = self.requests.len();
         let mut answers = Vec::with_capacity(requests + requests / 8 + 64);
+        let mut departures = Vec::new();
         let mut incoming: Vec<Incoming> = self.flows.iter().map(|_| Incoming::default()).collect();
         let mut events = Vec::with_capacity(self.flows.len().max(64));
         loop {
@@ -181,7 +209,10 @@ impl<'a> Sockets<'a> {
             for event in &events {
                 let number = usize::try_from(event.data.u64()).unwrap_or(0);
                 match self.flows.get(number).map(|flow| &flow.way) {
-                    Some(Way::Udp(socket)) => receive_datagrams(socket, &mut answers),
+                    Some(Way::Udp(socket)) => {
+                        receive_datagrams(socket, self.stamps, &mut answers);
+                        stamps::departures(socket, self.stamps, &mut departures);
+                    }
                     Some(Way::Tcp(stream)) => {
                         if !receive_messages(stream, &mut incoming[number], &mut answers) {
                             // Reset: it tells nothing more.
@@ -196,7 +227,11 @@ impl<'a> Sockets<'a> {
                 has_all || now_ns() >= end.deadline
             };
             if end.is_some_and(is_over) {
-                return Ok(answers);
+                return Ok(Exchanged {
+                    answers,
+                    departures,
+                    ..Exchanged::default()
+                });
             }
         }
     }
@@ -228,7 +263,7 @@ impl<'a> Sockets<'a> {
                     Exchange::Connect => connected,
                     Exchange::Rr | Exchange::Crr | Exchange::Http => at,
                 };
-                answers.extend(answer.map(|(_, bytes)| Answer { at, bytes }));
+                answers.extend(answer.map(|(_, bytes)| Answer::unstamped(at, bytes)));
                 !has_ended
             }
         };
@@ -256,13 +291,13 @@ fn send_message(mut stream: &TcpStream, form: Form, message: &[u8]) -> io::Resul
     }
 }
 
-fn receive_datagrams(socket: &UdpSocket, answers: &mut Vec<Answer>) {
+fn receive_datagrams(socket: &UdpSocket, stamps: Stamps, answers: &mut Vec<Answer>) {
     let mut buffer = [0; BUFFER];
     // An error is "nothing more", or an ICMP message of a request that is then lost.
-    while let Ok(length) = socket.recv(&mut buffer) {
+    while let Ok((length, stamp)) = stamps::receive(socket, stamps, &mut buffer) {
         let at = now_ns();
         let bytes = buffer[..length].to_vec();
-        answers.push(Answer { at, bytes });
+        answers.push(Answer { at, stamp, bytes });
     }
 }
 
@@ -275,7 +310,7 @@ fn receive_messages(
     let goes_on = incoming.read(stream);
     let at = now_ns();
     while let Some((_, bytes)) = incoming.take() {
-        answers.push(Answer { at, bytes });
+        answers.push(Answer::unstamped(at, bytes));
     }
     goes_on
 }

@@ -1,7 +1,10 @@
 //! What is said first, and what makes it doubtful.
 
 use super::*;
-use crate::result::tests::sample;
+use crate::{
+    result::tests::sample,
+    scenario::{Background, SearchKind, ShareOfSearch},
+};
 
 #[test]
 fn the_verdict_tells_the_median_and_what_the_system_adds() {
@@ -30,26 +33,61 @@ fn an_interrupted_run_is_named_so_and_judges_nothing() {
     assert!(reasons.iter().any(told), "{reasons:?}");
 }
 
-/// Adds a kube-proxy that takes `slower` times as long as the direct wire.
-fn beside_proxy(slower: f64) -> Vec<String> {
+/// Adds a kube-proxy that takes `slower` times as long as the direct wire, on a machine that loses a share of the time.
+fn beside_proxy(slower: f64, lost: f64) -> Vec<String> {
     let mut files = sample(1, 1.5);
     let mut proxy = sample(2, slower).run.series.remove(1);
     proxy.system = System::KubeProxyNftables.to_string();
     proxy.name = "kube-proxy-nftables-1".to_owned();
     files.run.series.push(proxy);
+    files.run.quietness[0].lost = lost;
     Verdict::of(&files).reasons
+}
+
+/// Tells whether a reason is the share that Guideway adds to a percentile, of about a half.
+fn is_half_of(percentile: &str) -> impl Fn(&String) -> bool {
+    let share = format!(
+        "Of what kube-proxy-nftables-1 adds to the {percentile} of the direct wire (round trip), \
+         ours-ipip-1 adds 0.5"
+    );
+    move |reason| reason.starts_with(&share)
 }
 
 #[test]
 fn the_share_of_what_kube_proxy_adds_is_told_if_it_adds_anything() {
-    let share = "Of what kube-proxy-nftables-1 adds to the median of the direct wire (round trip), \
-                 ours-ipip-1 adds 0.5";
-    let reasons = beside_proxy(2.0);
-    let told = |reason: &String| reason.starts_with(share);
-    assert!(reasons.iter().any(told), "{reasons:?}");
-    let reasons = beside_proxy(1.0);
+    let reasons = beside_proxy(2.0, 0.0);
+    assert!(reasons.iter().any(is_half_of("median")), "{reasons:?}");
+    let reasons = beside_proxy(1.0, 0.0);
     let told = |reason: &String| reason.starts_with("Of what");
     assert!(!reasons.iter().any(told), "{reasons:?}");
+}
+
+#[test]
+fn the_share_at_p99_is_told_where_noise_does_not_limit_it() {
+    let reasons = beside_proxy(2.0, 0.005);
+    assert!(reasons.iter().any(is_half_of("p99")), "{reasons:?}");
+    let reasons = beside_proxy(2.0, 0.02);
+    assert!(!reasons.iter().any(is_half_of("p99")), "{reasons:?}");
+    assert!(reasons.iter().any(is_half_of("median")), "{reasons:?}");
+}
+
+#[test]
+fn a_latency_at_the_throughput_conforms_with_twenty_streams_of_two_minutes() {
+    let told = |seconds, rounds| {
+        let mut run = sample(1, 1.5).run;
+        run.scenario.seconds = seconds;
+        run.scenario.rounds = rounds;
+        run.series[0].load.background = Background::OfSearch(ShareOfSearch {
+            share: 1.0,
+            search: SearchKind::Rfc2544,
+        });
+        breaches_of_rfc2544(&run)
+    };
+    assert_eq!(told(120.0, 20), [""; 0]);
+    for (seconds, rounds) in [(119.0, 20), (120.0, 19)] {
+        let expected = format!("and these are {rounds} of {seconds} s: the figures do not conform");
+        assert!(told(seconds, rounds)[0].contains(&expected));
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::ops::RangeInclusive;
 
 use serde::Deserialize;
 use serde_saphyr::{Location, Spanned};
+use xdp_prog::bench::MOST_THREADS;
 
 use super::{Reader, Text};
 use crate::{
@@ -11,7 +12,7 @@ use crate::{
     load::pktgen,
     scenario::{
         AddressFamily, Background, Exchange, FlowOrder, FrameSize, GeneratorKind, LARGEST_FRAME,
-        Load, Schedule, SearchKind, Segment, System,
+        Load, Schedule, SearchKind, Segment, ShareOfSearch, ShareOfSystem, Stamps, System,
     },
 };
 
@@ -19,16 +20,18 @@ use crate::{
 const SOCKET_RATES: RangeInclusive<f64> = 1.0..=1e6;
 /// Rates that a program in the kernel can be asked for.
 const LIVE_RATES: RangeInclusive<f64> = 1.0..=2e7;
-/// Shares of the partial-drop rate, in percent.
-const SHARES_OF_PDR: RangeInclusive<f64> = 1.0..=100.0;
+/// Shares of a rate that is searched for or measured, in percent.
+const SHARES: RangeInclusive<f64> = 1.0..=100.0;
+/// Searches whose rates live frames beside requests may have a share of.
+const SEARCHES: [SearchKind; 3] = [SearchKind::Ndr, SearchKind::Pdr, SearchKind::Rfc2544];
 /// Numbers of flows with sockets: each has one.
 const SOCKET_FLOWS: RangeInclusive<u32> = 1..=512;
 /// Numbers of flows of live frames: each has an entry in a list.
 const LIVE_FLOWS: RangeInclusive<u32> = 1..=1 << 20;
 /// Numbers of flows of pktgen: each has a port.
 const PKTGEN_FLOWS: RangeInclusive<u32> = 1..=pktgen::MOST_FLOWS;
-/// Numbers of pktgen's threads.
-const THREADS: RangeInclusive<u32> = 1..=pktgen::MOST_THREADS;
+/// Numbers of threads of live and pktgen.
+const THREADS: RangeInclusive<u32> = 1..=MOST_THREADS;
 /// Longest time between two requests of a flow, in seconds. Connection tracking forgets a UDP flow after 30.
 const LONGEST_PAUSE: f64 = 10.0;
 /// Requests of a burst, which queues on the way must hold.
@@ -64,6 +67,7 @@ pub(super) struct LoadText {
     new_flow_share: Text,
     frame_bytes: Text,
     vlan: Text,
+    stamps: Text,
     background: Text,
 }
 
@@ -97,6 +101,7 @@ impl Reader {
             &text.threads,
             &text.flow_order,
             &text.protocol,
+            &text.stamps,
         ];
         let places = places.map(|text| text.as_ref().map_or(at, |text| text.referenced));
         let generator = self.named(text.generator, at, "generator", Some(sockets));
@@ -137,13 +142,16 @@ impl Reader {
                 Load::smallest_frame(generator, family, protocol, exchange, vlan),
             ),
             vlan,
-            background: self.background(text.background),
+            stamps: self.named(text.stamps, at, "stamps", Some(Stamps::None)),
+            background: self.background(text.background, systems),
         };
         if self.problems.len() == before {
-            let [rest @ .., segment, vlan, threads, order, protocol] = places;
+            let [rest @ .., segment, vlan, threads, order, protocol, stamps] = places;
             let [.., new_flows, flows, _] = rest;
             self.check_frames(&load, [segment, vlan], systems);
-            self.check_pktgen(&load, [threads, flows, order, new_flows, protocol]);
+            self.check_stamps(&load, stamps);
+            self.check_threads(&load, [threads, flows]);
+            self.check_pktgen(&load, [order, new_flows, protocol]);
             self.check_generator(&load, rest);
         }
         load
@@ -166,27 +174,23 @@ impl Reader {
         None
     }
 
-    /// Reads a rate, or a share of the partial-drop rate: `50% of pdr`.
-    fn background(&mut self, text: Text) -> Background {
+    /// Reads a rate, or a share of one that is searched for or is another system's: `50% of pdr`, `50% of routing`.
+    fn background(&mut self, text: Text, systems: &[System]) -> Background {
         let Some(text) = text else {
             return Background::None;
         };
         let (value, at) = (text.value, text.referenced);
         let read = match value.split_once('%') {
-            Some((share, of)) if of.trim() == "of pdr" => {
-                let share: Option<f64> = share.trim().parse().ok();
-                let share = share.filter(|share| SHARES_OF_PDR.contains(share));
-                share.map(|share| Background::ShareOfPdr(share / 100.0))
-            }
-            _ => {
+            Some((share, of)) => share_of(share, of, systems),
+            None => {
                 let rate: Option<f64> = value.parse().ok();
                 let rate = rate.filter(|rate| LIVE_RATES.contains(rate));
                 rate.map(Background::Rate)
             }
         };
         let reason = format!("background is {value:?}");
-        let remedy =
-            "write live frames a second from 1 to 20000000, or a share from 1 to 100: 50% of pdr";
+        let remedy = "write live frames a second from 1 to 20000000, or a share from 1 to 100 of pdr, ndr, rfc2544 \
+                      or of the rate of one of the systems: 50% of pdr";
         self.check(at, read.is_some(), &reason, remedy);
         read.unwrap_or(Background::None)
     }
@@ -230,28 +234,37 @@ impl Reader {
         self.check(vlan, stack.is_none(), &reason, remedy);
     }
 
-    /// Checks that pktgen can send the load, if it is to, and that only it is asked for threads.
-    fn check_pktgen(
-        &mut self,
-        load: &Load,
-        [threads, flows, order, new_flows, protocol]: [Location; 5],
-    ) {
-        const LIVE: &str = "write generator: live";
-        let is_pktgen = load.generator == GeneratorKind::Pktgen;
-        let reason = format!("{} sends from one thread", load.generator);
-        let can = is_pktgen || load.threads == 1;
+    /// Checks that there are datagrams to stamp.
+    fn check_stamps(&mut self, load: &Load, at: Location) {
+        let are_datagrams =
+            load.generator == GeneratorKind::Sockets && load.protocol == Protocol::Udp;
         self.check(
-            threads,
-            can,
-            &reason,
-            "leave threads out, or write generator: pktgen",
+            at,
+            load.stamps == Stamps::None || are_datagrams,
+            "datagrams of sockets are stamped alone",
+            "leave stamps out, or write generator: sockets and protocol: udp",
         );
-        if !is_pktgen {
-            return;
-        }
+    }
+
+    /// Checks that only generators with threads are asked for several, and that each of them has a flow.
+    fn check_threads(&mut self, load: &Load, [threads, flows]: [Location; 2]) {
+        let has_threads = matches!(load.generator, GeneratorKind::Live | GeneratorKind::Pktgen);
+        let can = has_threads || load.threads == 1;
+        let reason = format!("{} sends from one thread", load.generator);
+        let remedy = "leave threads out, or write generator: live or pktgen";
+        self.check(threads, can, &reason, remedy);
+        let can = !has_threads || load.flows >= load.threads;
         let reason = format!("{} threads send {} flows", load.threads, load.flows);
         let remedy = "write at least one flow for each thread";
-        self.check(flows, load.flows >= load.threads, &reason, remedy);
+        self.check(flows, can, &reason, remedy);
+    }
+
+    /// Checks that pktgen can send the load, if it is to.
+    fn check_pktgen(&mut self, load: &Load, [order, new_flows, protocol]: [Location; 3]) {
+        const LIVE: &str = "write generator: live";
+        if load.generator != GeneratorKind::Pktgen {
+            return;
+        }
         let can = load.flow_order != FlowOrder::Zipf;
         self.check(
             order,
@@ -289,6 +302,8 @@ impl Reader {
             reason,
             "leave it out, or write generator: sockets",
         );
+        let can = frames || load.search != SearchKind::Rfc2544Loss;
+        self.check(search, can, "a frame loss is one of frames", LIVE);
         let searches = load.search != SearchKind::None;
         let can = !searches || load.schedule == Schedule::Constant;
         let reason = "a search tries constant rates";
@@ -336,6 +351,18 @@ impl Reader {
         self.check(at, frames <= LONGEST_MIX.into(), &reason, &remedy);
         sizes
     }
+}
+
+/// Reads a share in percent, and what it is of: `of` and the name of a search or of one of the systems.
+fn share_of(share: &str, of: &str, systems: &[System]) -> Option<Background> {
+    let share: f64 = share.trim().parse().ok()?;
+    let share = Some(share / 100.0).filter(|_| SHARES.contains(&share))?;
+    let name = of.trim().strip_prefix("of ")?.trim();
+    if let Some(&search) = SEARCHES.iter().find(|one| one.to_string() == name) {
+        return Some(Background::OfSearch(ShareOfSearch { share, search }));
+    }
+    let system = *systems.iter().find(|one| one.to_string() == name)?;
+    Some(Background::OfSystem(ShareOfSystem { share, system }))
 }
 
 /// Reads sizes; tells what is wrong and what to write.

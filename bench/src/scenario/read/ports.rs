@@ -21,6 +21,7 @@ pub(super) struct PortsText {
     backend: Option<Spanned<PortText>>,
     reflector: Texts,
     networks: Texts,
+    facts: Text,
 }
 
 #[derive(Debug, Deserialize)]
@@ -38,6 +39,7 @@ pub(super) struct UnderTestText {
     up: Text,
     check: Text,
     down: Text,
+    facts: Text,
     via: Texts,
     back: Texts,
     to: Texts,
@@ -77,8 +79,13 @@ impl Reader {
             backend,
             reflector,
             networks,
+            facts,
         } = text?.value;
         let is_remote = wire == WireKind::Reflector;
+        let of_facts = facts.as_ref().map_or(at, |text| text.referenced);
+        let reason = "the backends of the wire ports are this machine's";
+        let remedy = "leave facts out, or write wire: reflector";
+        self.check(of_facts, facts.is_none() || is_remote, reason, remedy);
         let fits = backend.is_none() == is_remote && reflector.is_some() == is_remote;
         let reason = format!("the wire {wire} has other far ends");
         let remedy =
@@ -90,6 +97,7 @@ impl Reader {
             backend: backend.map(|text| self.port(Some(text), at, "backend")),
             reflector: self.texts(reflector, |text| text.parse::<IpAddr>().is_ok(), ADDRESS),
             networks: self.texts(networks, |text| text.parse::<Cidr>().is_ok(), NETWORK),
+            facts: facts.map(|text| text.value),
         })
     }
 
@@ -207,6 +215,7 @@ impl Reader {
                     up: command(text.up),
                     check: command(text.check),
                     down: command(text.down),
+                    facts: command(text.facts),
                 },
                 via: self.texts(text.via, is_address, ADDRESS),
                 back: self.texts(text.back, is_address, ADDRESS),

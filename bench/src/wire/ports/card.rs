@@ -8,11 +8,12 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
-use lab::{AtEnd, Link, Namespace, at_end, output, wait_for};
+use anyhow::{Context, Result, ensure};
+use fastpath::facts::{NativeXdp, interface};
+use lab::{AtEnd, HardwareStamps, Link, Namespace, at_end, output, wait_for};
 use serde_json::Value;
 
-use crate::scenario::Port;
+use crate::{scenario::Port, wire::LinkDown};
 
 /// What the kernel answers ARP for, and from which address it asks: only the card's own.
 const SYSCTLS: [(&str, &str); 2] = [("arp_ignore", "1"), ("arp_announce", "2")];
@@ -35,7 +36,7 @@ impl Card {
     ///
     /// # Errors
     ///
-    /// When it cannot be moved, or has no carrier within 30 s.
+    /// When it cannot be moved; [`LinkDown`] when it has no carrier within 30 s.
     pub(crate) fn take(port: &Port, label: &str) -> Result<Self> {
         let device = &port.device;
         let before = Before::of(device)?;
@@ -51,12 +52,28 @@ impl Card {
         for prefix in port.prefixes() {
             link.add_address(prefix)?;
         }
-        link.wait_until_ready()?;
+        link.wait_until_ready().or_else(|late| {
+            let has_carrier = link.carrier_changes()?.is_some();
+            ensure!(has_carrier, LinkDown(device.clone()));
+            Err(late.into())
+        })?;
         Ok(Self {
             _back: back,
             namespace,
             device: device.clone(),
         })
+    }
+
+    /// Has the card stamp all frames, until it is given back.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot.
+    pub(super) fn stamp_frames(&self) -> Result<()> {
+        let set = || HardwareStamps::ALL.set(&self.device);
+        self.namespace
+            .run(set)
+            .with_context(|| format!("having {} stamp frames", self.device))
     }
 
     pub(crate) fn namespace(&self) -> &Namespace {
@@ -79,6 +96,8 @@ impl Card {
 struct Before {
     addresses: Vec<String>,
     was_up: bool,
+    /// `None` for a card that has no stamps.
+    stamps: Option<HardwareStamps>,
 }
 
 impl Before {
@@ -92,6 +111,7 @@ impl Before {
         Ok(Self {
             addresses: global.filter_map(prefix).collect(),
             was_up: flags.into_iter().any(|flag| flag == "UP"),
+            stamps: HardwareStamps::of(device).ok(),
         })
     }
 
@@ -99,6 +119,9 @@ impl Before {
     fn give_back(self, namespace: &str, device: &str) {
         let own = process::id().to_string();
         let _ = ip(&["-n", namespace, "link", "set", device, "netns", &own]);
+        if let Some(stamps) = self.stamps {
+            let _ = stamps.set(device);
+        }
         if self.was_up {
             let _ = ip(&["link", "set", device, "up"]);
         }
@@ -152,6 +175,25 @@ pub fn reasons_against(port: &Port) -> Vec<String> {
         ));
     }
     reasons
+}
+
+/// Returns the reason why a card cannot stamp frames, with its remedy.
+pub fn reason_against_stamps(port: &Port) -> Option<String> {
+    let device = &port.device;
+    let can = HardwareStamps::are_supported(device).unwrap_or(false);
+    (!can).then(|| {
+        format!("{device} does not stamp all frames (ethtool -T {device}): write stamps: kernel, or name another card")
+    })
+}
+
+/// Returns the reason why no program of ours can run in the driver of a card, with its remedy. Before Linux 6.3, the kernel
+/// does not tell.
+pub fn reason_against_xdp(port: &Port) -> Option<String> {
+    let device = &port.device;
+    let native = interface(device).ok()?.native_xdp;
+    (native == NativeXdp::Unsupported).then(|| {
+        format!("the driver of {device} has no native XDP, which frames of a generator take: name another card, or write generator: sockets")
+    })
 }
 
 /// Finds an interface. A run that was killed may have left it in a namespace, which the kernel takes down in the background.

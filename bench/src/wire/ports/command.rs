@@ -16,7 +16,7 @@ use rustix::{
     process::{Pid, Signal, kill_process_group},
 };
 
-use crate::scenario::{Commands, UnderTest};
+use crate::scenario::UnderTest;
 
 /// How long a device may take until its check succeeds.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -42,18 +42,27 @@ impl Shell {
     ///
     /// When a command fails, with what it wrote.
     pub(super) fn bring_up(&self, device: &UnderTest) -> Result<()> {
-        let Commands { up, check, .. } = &device.commands;
-        if let Some(up) = up {
+        if let Some(up) = &device.commands.up {
             self.run(up, &device.name)
                 .with_context(|| format!("bringing {} up", device.name))?;
         }
-        if let Some(check) = check {
-            let awaited = format!("the check of {} succeeds", device.name);
-            let try_once = || self.run(check, &device.name);
-            wait_for(&awaited, TIMEOUT, || {
-                try_once().map_err(|error| format!("{error:#}"))
-            })?;
-        }
+        self.check(device)
+    }
+
+    /// Waits until the check of a device succeeds.
+    ///
+    /// # Errors
+    ///
+    /// When it fails for a minute, with what it wrote.
+    pub(super) fn check(&self, device: &UnderTest) -> Result<()> {
+        let Some(check) = &device.commands.check else {
+            return Ok(());
+        };
+        let awaited = format!("the check of {} succeeds", device.name);
+        let try_once = || self.run(check, &device.name);
+        wait_for(&awaited, TIMEOUT, || {
+            try_once().map_err(|error| format!("{error:#}"))
+        })?;
         Ok(())
     }
 
@@ -66,6 +75,7 @@ impl Shell {
         match &device.commands.down {
             Some(down) => self
                 .run(down, &device.name)
+                .map(drop)
                 .with_context(|| format!("taking {} down", device.name)),
             None => Ok(()),
         }
@@ -89,9 +99,22 @@ impl Shell {
         device.map_or(Ok(()), |device| Self::default().take_down(device))
     }
 
-    /// Runs a command until the shell ends. What it leaves in the background goes on, also when a terminal interrupts this
-    /// program.
-    fn run(&self, command: &str, device: &str) -> Result<()> {
+    /// Returns what a command tells of a machine: nothing without one.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::bring_up`].
+    pub(super) fn ask(&self, command: Option<&str>, machine: &str) -> Result<String> {
+        let told = command.map(|command| self.run(command, machine));
+        let told = told.transpose();
+        Ok(told
+            .with_context(|| format!("asking {machine} for its facts"))?
+            .unwrap_or_default())
+    }
+
+    /// Runs a command until the shell ends, and returns what it has written. What it leaves in the background goes on, also
+    /// when a terminal interrupts this program.
+    fn run(&self, command: &str, device: &str) -> Result<String> {
         // Not a pipe: what goes on in the background would keep it open.
         let mut written = File::from(memfd_create("output", MemfdFlags::CLOEXEC)?);
         let mut shell = Command::new("sh");
@@ -112,13 +135,13 @@ impl Shell {
         let status = child.wait();
         self.state().running = None;
         let status = status.context("waiting for a shell")?;
-        if status.success() {
-            return Ok(());
-        }
         let mut text = String::new();
         written.rewind()?;
         // What is no text is not shown.
         written.read_to_string(&mut text).unwrap_or_default();
+        if status.success() {
+            return Ok(text);
+        }
         bail!("{command}: {status}; its output:\n{text}")
     }
 
@@ -130,6 +153,7 @@ impl Shell {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scenario::Commands;
 
     fn device(up: &str, check: &str) -> UnderTest {
         UnderTest {
@@ -138,6 +162,7 @@ mod tests {
                 up: Some(up.to_owned()),
                 check: Some(check.to_owned()),
                 down: Some("exit 3".to_owned()),
+                facts: None,
             },
             via: Vec::new(),
             back: Vec::new(),
@@ -161,6 +186,16 @@ mod tests {
         );
         let error = shell.take_down(&device("", "")).unwrap_err();
         assert!(format!("{error:#}").contains("exit status: 3"), "{error:#}");
+    }
+
+    #[test]
+    fn a_command_tells_facts_and_none_tells_nothing() {
+        let shell = Shell::default();
+        let told = shell.ask(Some("echo name: $GUIDEWAY_BENCH_SYSTEM"), "one");
+        assert_eq!(told.unwrap(), "name: one\n");
+        assert_eq!(shell.ask(None, "one").unwrap(), "");
+        let error = shell.ask(Some("false"), "one").unwrap_err();
+        assert!(format!("{error:#}").contains("asking one for its facts"));
     }
 
     #[test]

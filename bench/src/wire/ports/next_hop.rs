@@ -46,19 +46,7 @@ pub(super) fn resolve(card: &Card, hop: IpAddr) -> Result<Mac> {
     let mac = wait_for(&awaited, TIMEOUT, || {
         ask().map_err(|error| format!("{error:#}"))
     })?;
-    let text: Vec<String> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
-    let text = text.join(":");
-    card.ip(&[
-        "neighbour",
-        "replace",
-        &address,
-        "lladdr",
-        &text,
-        "dev",
-        device,
-        "nud",
-        "permanent",
-    ])?;
+    link.set_neighbour(hop, mac)?;
     Ok(mac)
 }
 

@@ -1,9 +1,6 @@
 //! Traffic through a device under test.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, bail};
-use lab::wait_for;
 
 use super::{Active, Cards, client_of, planned_flows};
 use crate::{
@@ -13,13 +10,8 @@ use crate::{
         sockets::{Flow, Requests},
     },
     scenario::{Load, System},
-    wire::flows::Ends,
+    wire::{addresses::FIRST_PROOF_PORT, flows::Ends},
 };
-
-/// How long a device may take until every frame of a proof passes it.
-const PROOF_TIMEOUT: Duration = Duration::from_secs(30);
-/// Seconds of a proof, and frames a second.
-const PROOF: (f64, f64) = (0.05, 2_000.0);
 
 /// A load through a device: the device is brought up, and proves itself, whenever another one was up in between.
 #[derive(Debug)]
@@ -63,6 +55,7 @@ impl<'a> Traffic<'a> {
             // What is open has the client's ports.
             self.opened = Opened::Nothing;
             self.opened = if self.load.generator.makes_frames() {
+                self.prove_round_trips(&active)?;
                 Opened::Frames(Box::new(self.open_frames(&active)?))
             } else {
                 Opened::Flows(self.open_flows(&active)?)
@@ -97,6 +90,19 @@ impl<'a> Traffic<'a> {
         Ok(flows)
     }
 
+    /// Proves that the device answers requests to each place that frames go to, which nobody answers.
+    fn prove_round_trips(&self, active: &Active) -> Result<()> {
+        let places = active.device.targets(self.load.family).len();
+        let load = self.load.of_proof(u32::try_from(places)?);
+        let (ports, device) = (&self.cards.ports, &active.device);
+        let planned = planned_flows(ports, device, &load, FIRST_PROOF_PORT)?;
+        let open = |flow| self.ends().open_flow(flow, &load);
+        let mut flows: Vec<Flow> = planned.iter().map(open).collect::<Result<_>>()?;
+        let learns = planned.iter().any(|flow| flow.backend.is_none());
+        self.ends().prove(self.system, &load, &mut flows, learns)?;
+        Ok(())
+    }
+
     fn open_frames(&self, active: &Active) -> Result<Live<'a>> {
         let Cards {
             client,
@@ -123,27 +129,8 @@ impl<'a> Traffic<'a> {
             outer: 0,
             untags: false,
         };
-        let (seconds, rate) = PROOF;
-        let asked = Asked {
-            rate: Some(rate),
-            seconds,
-            seed: scenario.seed,
-        };
         let mut live = Live::new(path, &self.load, scenario.seed)?;
-        let awaited = format!(
-            "{} passes all of a few frames of the load {}",
-            self.system, self.load
-        );
-        wait_for(&awaited, PROOF_TIMEOUT, || {
-            let tally = match live.run(asked) {
-                Ok(trial) => trial.tally,
-                Err(error) => return Err(format!("{error:#}")),
-            };
-            if tally.sent == 0 || tally.received < tally.sent {
-                return Err(format!("{tally:?}"));
-            }
-            Ok(())
-        })?;
+        live.prove(self.system, scenario.seed)?;
         Ok(live)
     }
 }

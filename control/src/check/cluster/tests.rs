@@ -19,6 +19,7 @@ fn answers() -> Answers {
         }),
         others: BTreeSet::new(),
         seed: Ok(7),
+        peers_key: Some(Ok(())),
     }
 }
 
@@ -54,7 +55,14 @@ fn node_that_our_slices_show_has_nothing_to_mend() {
 #[test]
 fn what_a_token_may_not_is_named() {
     let config = config::parse("interfaces: [{name: eth0}]\nkubernetes: {}\n").unwrap();
-    let rights = rights(config.kubernetes.as_ref().unwrap(), &config.desired);
+    let options = config.kubernetes.as_ref().unwrap();
+    let without = rights(options, &config.desired, false);
+    assert!(
+        without
+            .iter()
+            .all(|right| right.name != Some("guideway-peers"))
+    );
+    let rights = rights(options, &config.desired, true);
     let found = judged(|answers| answers.denied = Ok(rights.clone()));
     let [(check, severity, detail)] = &found[..] else {
         panic!("{found:?}");
@@ -64,6 +72,7 @@ fn what_a_token_may_not_is_named() {
         "list nodes",
         "watch endpointslices.discovery.k8s.io",
         "get secrets/guideway-seed",
+        "get secrets/guideway-peers",
     ] {
         assert!(detail.contains(right), "{detail}");
     }
@@ -97,6 +106,14 @@ fn two_seeds_are_named_by_their_fingerprints() {
     assert_eq!(found(Some(7), none()).0, Severity::Ok);
     assert_eq!(found(None, Ok(7)).0, Severity::Ok);
     assert_eq!(found(None, none()).0, Severity::Fail);
+}
+
+#[test]
+fn edge_that_exchanges_and_has_no_key_is_told() {
+    let found = judged(|answers| answers.peers_key = Some(Err("there is none".to_owned())));
+    let expected = "nothing is exchanged with other edges: there is none".to_owned();
+    assert_eq!(found, [("key of edges", Severity::Warn, expected)]);
+    assert_eq!(judged(|answers| answers.peers_key = None), []);
 }
 
 #[test]

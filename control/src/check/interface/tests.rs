@@ -184,7 +184,7 @@ fn interface_that_takes_no_redirected_frames_is_named_where_another_one_could_se
     let native = AttachMode::NativeOrGeneric;
     let judged = |used: &[(Interface, AttachMode)], ours: &[&str]| {
         let ours: Vec<String> = ours.iter().map(|name| (*name).to_owned()).collect();
-        let judges = redirect_targets(used, &ours).into_iter();
+        let judges = redirect_targets(used, &ours, false).into_iter();
         judges
             .flat_map(|report| report.findings)
             .map(|finding| (finding.subject, finding.severity, finding.detail))
@@ -211,6 +211,12 @@ fn interface_that_takes_no_redirected_frames_is_named_where_another_one_could_se
     let before = judged(&both, &["eth0"]);
     assert!(before[1].2.contains("without an XDP program"), "{before:?}");
 
+    let ours = ["eth0", "eth1"].map(str::to_owned);
+    let mended = redirect_targets(&both, &ours, true);
+    let finding = &mended[1].findings[0];
+    assert_eq!(finding.severity, Severity::Ok, "{finding:?}");
+    assert!(finding.detail.contains("the agent sends"), "{finding:?}");
+
     // Only the other one's stack sends.
     let generic = [(good.clone(), AttachMode::Generic), (bad, native)];
     let named_ones: Vec<_> = judged(&generic, &[]).into_iter().map(|one| one.0).collect();
@@ -224,6 +230,24 @@ fn interface_that_takes_no_redirected_frames_is_named_where_another_one_could_se
     assert!(judged(&without, &[])[0].2.ends_with("is lost"));
     let old = [(good, native), (named("eth1", NativeXdp::Unknown), native)];
     assert_eq!(judged(&old, &[]).len(), 1);
+}
+
+#[test]
+fn device_behind_which_nodes_are_lost_is_named_and_what_carrying_costs() {
+    let nodes = [("br0".to_owned(), 3)].into();
+    let judged = |mends| {
+        let mut reports = carriers(&nodes, mends);
+        reports.remove(0).findings.remove(0)
+    };
+    let lost = judged(false);
+    assert_eq!((&*lost.subject, lost.severity), ("br0", Severity::Warn));
+    assert!(lost.remedy.contains("mend: on"), "{lost:?}");
+    let carried = judged(true);
+    assert_eq!(carried.severity, Severity::Ok);
+    assert!(
+        carried.detail.contains("3 nodes, about 1 us"),
+        "{carried:?}"
+    );
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use fastpath::capture::{Event, Headers, Packet, action};
 use fastpath::tables::ServiceKey;
-use xdp_prog::reason::{self, ReasonKind};
+use xdp_prog::reason::{self, PuntReason, ReasonKind};
 
 use crate::announce::Mac;
 use crate::api::Backend;
@@ -67,6 +67,9 @@ impl Names {
             Some(to) if outcome == "forward" => format!("{outcome} ({})", to.mode),
             _ => outcome,
         };
+        if is_carried(event) {
+            text.push_str(" by the agent");
+        }
         if let Some(service) = service {
             let name = self.name(&service);
             let name = name.map_or_else(String::new, |name| format!(" {name}"));
@@ -199,10 +202,8 @@ impl Names {
 
 /// Returns the outcome of a packet and its reason, in the words of `guideway drops`.
 fn outcome(event: &Event) -> String {
-    let counted: Vec<String> = (0..)
-        .zip(reason::all())
-        .filter(|(index, _)| event.reasons.holds(*index))
-        .map(|(_, (kind, label))| format!("{} {label}", kind.label()))
+    let counted: Vec<String> = reasons(event)
+        .map(|(kind, label)| format!("{} {label}", kind.label()))
         .collect();
     if !counted.is_empty() {
         return counted.join(" and ");
@@ -217,15 +218,28 @@ fn outcome(event: &Event) -> String {
 }
 
 fn kinds(event: &Event) -> impl Iterator<Item = ReasonKind> {
+    reasons(event).map(|(kind, _)| kind)
+}
+
+/// Lists what a frame was counted for. That the agent sends a finished one is no reason of its own.
+fn reasons(event: &Event) -> impl Iterator<Item = (ReasonKind, &'static str)> {
     let reasons = event.reasons;
     let counted = (0..).zip(reason::all());
-    counted.filter_map(move |(index, (kind, _))| reasons.holds(index).then_some(kind))
+    counted.filter_map(move |(index, reason)| {
+        (reasons.holds(index) && index != PuntReason::Carry.index()).then_some(reason)
+    })
 }
 
 /// Tells whether a frame went to the agent, to be mended. After the program it is the same, behind what only the agent
 /// reads.
 pub(super) fn is_punted(event: &Event) -> bool {
     kinds(event).any(|kind| kind == ReasonKind::Punt)
+}
+
+/// Tells whether a finished frame went to the agent, which sends it. After the program, it is behind what only the agent
+/// reads.
+pub(super) fn is_carried(event: &Event) -> bool {
+    event.reasons.holds(PuntReason::Carry.index())
 }
 
 fn destination(packet: &Packet) -> Option<ServiceKey> {

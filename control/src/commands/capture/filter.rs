@@ -8,7 +8,7 @@ use fastpath::capture::{Filter, Network, Outcomes};
 use fastpath::tables::ServiceKey;
 use ipnet::IpNet;
 use xdp_prog::abi::AddressKey;
-use xdp_prog::reason::{self, ReasonKind};
+use xdp_prog::reason::{self, PuntReason, ReasonKind};
 use xdp_prog::wire::protocol;
 
 use crate::cli::one_service;
@@ -93,7 +93,12 @@ pub fn parse(
             "udp" => read.protocol([protocol::UDP; 2])?,
             "sctp" => read.protocol([protocol::SCTP; 2])?,
             "icmp" => read.protocol([protocol::ICMP, protocol::ICMPV6])?,
-            "forward" => read.outcomes().forwarded = 1,
+            "forward" => {
+                let outcomes = read.outcomes();
+                outcomes.forwarded = 1;
+                // The agent sends it, and it is forwarded all the same.
+                outcomes.reasons.insert(PuntReason::Carry.index());
+            }
             other => match ReasonKind::ALL.iter().find(|kind| kind.label() == other) {
                 Some(kind) => read.kind(*kind),
                 None => return Err(FilterError::Word(other.to_owned()).into()),
@@ -301,6 +306,7 @@ mod tests {
     fn outcomes_are_joined() {
         let (_, outcomes) = filter("forward reason no_service drop").unwrap();
         assert_ne!(outcomes.forwarded, 0);
+        assert!(outcomes.reasons.holds(PuntReason::Carry.index()));
         assert!(outcomes.reasons.holds(PassReason::NoService.index()));
         assert!(!outcomes.reasons.holds(PassReason::NotIp.index()));
         for reason in DropReason::ALL {

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use super::{NOTES_SHOWN, first_notes, last_untrusted, more_than};
 use crate::api::{Announced, Health, Kubernetes, MendStatus, PeersStatus, Status};
 use crate::clock::unix_time;
+use crate::next_hop::CARRY_COST;
 use crate::render::{Page, Table, duration, percent};
 
 /// Most egress devices on the page. A node has one for each of its pods.
@@ -166,6 +167,14 @@ fn mend(mend: Option<&MendStatus>, page: &mut Page) {
         mend.held_bytes.div_ceil(1 << 10),
         mend.memory_bytes >> 10,
     ));
+    let carried: Vec<String> = mend
+        .carried
+        .iter()
+        .map(|(device, next_hops)| format!("{next_hops} next hops by {device}"))
+        .collect();
+    if !carried.is_empty() {
+        page.note(&format!("carried, {CARRY_COST}: {}", carried.join(", ")));
+    }
     first_notes(page, mend.problems.iter());
 }
 
@@ -187,6 +196,9 @@ fn peers(peers: Option<&PeersStatus>, page: &mut Page) {
         "peers: {answering} of {} answer, {agreeing} agree{begun}",
         all.len()
     ));
+    if let Some(reason) = &status.missing_key {
+        page.note(&format!("NO KEY: {reason}"));
+    }
     let refused = status.refused.iter().filter(|(_, count)| **count > 0);
     let refused: Vec<String> = refused
         .map(|(reason, count)| format!("{reason} {count}"))

@@ -1,5 +1,6 @@
 //! The rules for the section `kubernetes`, and for fields that must be absent because the API provides them.
 
+use super::super::problem::Position;
 use super::super::{DEFAULT_SERVICE, HealthCheckNodePorts, Kubernetes, Source, TableSizes, raw};
 use super::values::{self, Refusal, number, refusal, word};
 use super::{Rules, entries, position};
@@ -111,15 +112,16 @@ impl Rules {
             ),
         ] {
             if at.is_some() {
-                let remedy = format!("remove it; {instead}");
-                self.report(
-                    at,
-                    field,
-                    "",
-                    refusal("the Kubernetes API says this", remedy),
-                );
+                self.says_the_api(field, at, instead);
             }
         }
+    }
+
+    /// Refuses a field of the file, because the API has what it says.
+    pub(super) fn says_the_api(&mut self, field: &str, at: Option<Position>, instead: &str) {
+        let remedy = format!("remove it; {instead}");
+        let refusal = refusal("the Kubernetes API says this", remedy);
+        self.report(at, field, "", refusal);
     }
 }
 

@@ -94,6 +94,7 @@ impl Rules {
     /// Reads how much is held of packets that XDP cannot finish.
     pub(super) fn mend(&mut self, file: &raw::File) -> Option<MendLimits> {
         const MOST_KIB: usize = 1 << 20;
+        const MOST_PACKETS: usize = 4096;
         const LONGEST: Duration = Duration::from_secs(30);
         let mut limits = MendLimits::default();
         if let Some(given) = &file.mend_limits {
@@ -113,13 +114,32 @@ impl Rules {
                 let refusal = refusal(reason, "give less, or raise memory_kib");
                 self.refuse("mend_limits.source_kib", text, refusal);
             }
-            let read = |text: &str| {
-                let wait = duration(text);
-                let wait = wait.filter(|wait| (Duration::from_millis(1)..=LONGEST).contains(wait));
-                wait.ok_or_else(|| refusal("not a time to wait", "give one from 1ms to 30s"))
-            };
-            let wait = self.read("mend_limits.wait", &given.wait, read);
-            limits.wait = wait.unwrap_or(limits.wait);
+            for (name, text, wait) in [
+                ("wait", &given.wait, &mut limits.wait),
+                (
+                    "next_hop_wait",
+                    &given.next_hop_wait,
+                    &mut limits.next_hop_wait,
+                ),
+            ] {
+                let read = |text: &str| {
+                    let wait = duration(text);
+                    let wait =
+                        wait.filter(|wait| (Duration::from_millis(1)..=LONGEST).contains(wait));
+                    wait.ok_or_else(|| refusal("not a time to wait", "give one from 1ms to 30s"))
+                };
+                let given = self.read(&format!("mend_limits.{name}"), text, read);
+                *wait = given.unwrap_or(*wait);
+            }
+            let remedy = format!("give a number from 1 to {MOST_PACKETS}");
+            let range = 1..=MOST_PACKETS;
+            let read = |text: &str| number(text, &range, "not a number of packets", remedy);
+            let packets = self.read(
+                "mend_limits.next_hop_packets",
+                &given.next_hop_packets,
+                read,
+            );
+            limits.packets_of_next_hop = packets.unwrap_or(limits.packets_of_next_hop);
         }
         let is_on = self.read("mend", &file.mend, values::switch);
         is_on.unwrap_or(false).then_some(limits)

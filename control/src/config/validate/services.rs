@@ -67,6 +67,12 @@ impl Rules {
                 let words = [("none", false), ("client-ip", true)];
                 word(text, &words, "not a session affinity")
             });
+            let seconds = |text: &str| affinity_seconds(text, affinity == Some(true));
+            let seconds = self.read(
+                &at("session_affinity_seconds"),
+                &service.session_affinity_seconds,
+                seconds,
+            );
             let affinity = name.as_ref().filter(|_| affinity == Some(true));
             let spec = ServiceSpec {
                 owner: name.as_deref().map_or(0, owner),
@@ -76,7 +82,9 @@ impl Rules {
                 traffic_policy: shape.traffic_policy,
                 source_ranges: self.source_ranges(&at("source_ranges"), service, shape.address),
                 affinity: affinity.map(|name| affinity_seed(seed, name)),
+                affinity_seconds: seconds,
                 node_port: false,
+                hinted: false,
             };
             self.backends_fit(&field, entry, &spec, seed);
             let mut specs = by_key(&shape, &spec);
@@ -235,6 +243,22 @@ fn log2_slots(text: &str) -> Result<u8, Refusal> {
         let sizes = sizes.join(", ");
         let remedy = format!("use one of {sizes}, or leave the field out to have it chosen");
         refusal("not a table size", remedy)
+    })
+}
+
+/// Reads how long a client keeps its backend, in the bounds that Kubernetes has.
+fn affinity_seconds(text: &str, has_affinity: bool) -> Result<u32, Refusal> {
+    const MOST: u32 = 86_400;
+    if !has_affinity {
+        let remedy = "write session_affinity: client-ip, or leave the field out";
+        return Err(refusal("of a service without affinity", remedy));
+    }
+    let seconds = decimal(text).filter(|seconds| (1..=MOST).contains(seconds));
+    seconds.ok_or_else(|| {
+        refusal(
+            "not a number of seconds",
+            format!("use 1 to {MOST}, or leave the field out for 10800"),
+        )
     })
 }
 

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use ipnet::IpNet;
 
-use super::super::Listen;
+use super::super::{Datapath, Listen};
 use crate::desired::{AttachMode, ForwardMode, unusable};
 
 /// Why a value is rejected, and what to write instead.
@@ -46,6 +46,11 @@ pub(super) fn mode(text: &str) -> Read<ForwardMode> {
         ("nat", ForwardMode::Nat),
     ];
     word(text, &modes, "not a forwarding mode")
+}
+
+pub(super) fn datapath(text: &str) -> Read<Datapath> {
+    let datapaths = [Datapath::Xdp, Datapath::Afxdp].map(|one| (one.name(), one));
+    word(text, &datapaths, "not a datapath")
 }
 
 pub(super) fn attach_mode(text: &str) -> Read<AttachMode> {

@@ -596,6 +596,38 @@ fn hints_are_ignored_where_the_options_say_so() {
 }
 
 #[test]
+fn service_that_hints_divide_is_marked_wherever_the_machine_is() {
+    let divided = ["10.244.1.1@node-1 zone=a", "10.244.2.1@node-2 zone=b"];
+    let by_node = ["10.244.1.1@node-1 node=node-1"];
+    let one_without = ["10.244.1.1@node-1 zone=a", "10.244.2.1@node-2"];
+    let fallback = ["10.244.1.1@node-1 unready serving terminating zone=a"];
+    for (endpoints, expected) in [
+        (&divided[..], true),
+        (&by_node, true),
+        (&one_without, false),
+        (&fallback, false),
+        (&[], false),
+    ] {
+        let mut outside = edge_of_the_cluster();
+        outside.service(web());
+        for mut cluster in [in_zone("a"), in_zone("c"), outside] {
+            cluster.slice(slice("web-1", endpoints));
+            let spec = &cluster.served(VIP).unwrap().spec;
+            assert_eq!(spec.hinted, expected, "{endpoints:?}");
+        }
+    }
+    let mut local = in_zone("a");
+    local.service(web().local()).slice(slice("web-1", &divided));
+    assert!(!local.served(VIP).unwrap().spec.hinted);
+    let mut ignoring = cluster_with(Options {
+        topology_hints: TopologyHints::Ignore,
+        ..Options::default()
+    });
+    ignoring.service(web()).slice(slice("web-1", &divided));
+    assert!(!ignoring.served(VIP).unwrap().spec.hinted);
+}
+
+#[test]
 fn local_pod_that_hints_leave_to_others_is_still_delivered_to() {
     let mut cluster = in_zone("a");
     cluster.slice(slice(

@@ -31,6 +31,9 @@ impl From<Service> for objects::Service {
             load_balancer_class: spec.load_balancer_class,
             external_traffic_policy: spec.external_traffic_policy,
             session_affinity: spec.session_affinity,
+            affinity_seconds: spec
+                .session_affinity_config
+                .and_then(|config| config.client_ip?.timeout_seconds),
             health_check_node_port: spec.health_check_node_port,
         }
     }

@@ -52,11 +52,26 @@ pub(crate) struct ServiceSpec {
     pub(crate) load_balancer_class: Option<Text>,
     pub(crate) external_traffic_policy: Option<Text>,
     pub(crate) session_affinity: Option<Text>,
+    pub(crate) session_affinity_config: Option<SessionAffinityConfig>,
     #[serde(deserialize_with = "optional_number")]
     pub(crate) health_check_node_port: Option<i32>,
     pub(crate) ip_families: Option<Vec<Text>>,
     pub(crate) ip_family_policy: Option<Text>,
     pub(crate) selector: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct SessionAffinityConfig {
+    #[serde(rename = "clientIP")]
+    pub(crate) client_ip: Option<ClientIpConfig>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(crate) struct ClientIpConfig {
+    #[serde(deserialize_with = "optional_number")]
+    pub(crate) timeout_seconds: Option<i32>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -46,7 +46,7 @@ fn what_nothing_reads_may_be_anything() {
         "spec": {
             "type": "?", "ports": [{"port": 99_999_999_999_u64, "nodePort": -1e300, "targetPort": [], "appProtocol": 7}],
             "clusterIPs": null, "clusterIP": "10.96.0.1", "trafficDistribution": 7, "internalTrafficPolicy": {},
-            "sessionAffinityConfig": "x",
+            "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 1e300, "x": 7}},
         },
         "status": {
             "conditions": [{"type": "x", "lastTransitionTime": "-001-12-31T23:00:00Z", "observedGeneration": "x"}],
@@ -61,6 +61,7 @@ fn what_nothing_reads_may_be_anything() {
         (service.created, service.annotations),
         (None, BTreeMap::new())
     );
+    assert_eq!(service.affinity_seconds, Some(i32::MAX));
     let port = &service.ports[0];
     assert_eq!((port.port, port.node_port), (i32::MAX, Some(i32::MIN)));
     assert_eq!(service.ingress[0].ip.as_deref(), Some("192.0.2.1"));
@@ -139,6 +140,7 @@ fn service_keeps_what_rules_read() {
             "ports": [{"name": "http", "protocol": "TCP", "port": 80, "targetPort": "www", "nodePort": 30080}],
             "loadBalancerSourceRanges": [" 192.0.2.0/24"], "loadBalancerClass": "guideway.dev/guideway",
             "externalTrafficPolicy": "Local", "sessionAffinity": "ClientIP", "healthCheckNodePort": 31000,
+            "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": 600}},
         },
         "status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.1", "ipMode": "VIP"}, {"hostname": "x"}]}},
     }));
@@ -169,6 +171,7 @@ fn service_keeps_what_rules_read() {
         load_balancer_class: Some("guideway.dev/guideway".into()),
         external_traffic_policy: Some("Local".into()),
         session_affinity: Some("ClientIP".into()),
+        affinity_seconds: Some(600),
         health_check_node_port: Some(31_000),
     };
     assert_eq!(converted, expected);

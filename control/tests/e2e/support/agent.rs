@@ -1,5 +1,6 @@
 //! `guideway run` on a machine, and the commands that ask it.
 
+use std::collections::BTreeMap;
 use std::process::Command;
 
 use lab::{Guideway, Machine, Process, Signal, output, wait_for};
@@ -89,6 +90,23 @@ impl<'net> Agent<'net> {
         let left = output(list.arg("/sys/fs/bpf/guideway")).unwrap();
         assert_eq!(left.lines().count(), 1, "{left}");
         log
+    }
+
+    /// Asks the program under test what it would do to the machine's tables. Returns what becomes of each map, and whether
+    /// connections go on.
+    pub(crate) fn check_upgrade(&self) -> (BTreeMap<String, String>, bool) {
+        let machine = self.machine.namespace();
+        let mut check = machine.command(env!("CARGO_BIN_EXE_guideway"));
+        check.args(["upgrade", "--check", "--json", "--config"]);
+        let answer = check.arg(Guideway::config()).output().unwrap();
+        let upgrade: Value = serde_json::from_slice(&answer.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {answer:?}"));
+        let goes_on = upgrade["connections_go_on"].as_bool().unwrap();
+        assert_eq!(answer.status.code(), Some(i32::from(!goes_on)));
+        let tables = upgrade["tables"].as_array().unwrap().iter();
+        let text = |table: &Value, field| table[field].as_str().unwrap().to_owned();
+        let becomes = tables.map(|table| (text(table, "name"), text(table, "becomes")));
+        (becomes.collect(), goes_on)
     }
 
     pub(crate) fn wait_until_ready(&mut self) {

@@ -7,6 +7,7 @@ use std::{
 };
 
 use lab::Machine;
+use nix::sys::socket::{setsockopt, sockopt::TcpRepair};
 
 use super::{Protocol, Service};
 
@@ -23,6 +24,19 @@ pub(crate) struct Flow {
     pub(crate) node: String,
     socket: Socket,
     asked: u64,
+}
+
+/// Has a machine send to another one that refuses it, so that its kernel knows the neighbours on the way there.
+pub(crate) fn resolve_way(from: &Machine, to: &Machine) {
+    /// Nothing listens there (RFC 863).
+    const DISCARD: u16 = 9;
+    for address in [to.v4(), to.v6()] {
+        let refused = from
+            .namespace()
+            .run(|| TcpStream::connect_timeout(&(address, DISCARD).into(), PATIENCE));
+        let error = refused.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{address}");
+    }
 }
 
 #[derive(Debug)]
@@ -44,11 +58,24 @@ impl Flow {
         service: &Service,
         patience: Duration,
     ) -> io::Result<Self> {
+        Self::ask_first(client, service, |from| {
+            Socket::connect(service, from, patience)
+        })
+    }
+
+    /// Asks on a TCP connection that no other machine knows: its client has sent no SYN.
+    pub(crate) fn resume(client: &Machine, service: &Service) -> io::Result<Self> {
+        Self::ask_first(client, service, |from| Socket::resume(service, from))
+    }
+
+    fn ask_first(
+        client: &Machine,
+        service: &Service,
+        connect: impl FnOnce(SocketAddr) -> io::Result<Socket> + Send,
+    ) -> io::Result<Self> {
         let from = client.address_like(service.address.ip());
         let from = SocketAddr::new(from, client.fresh_port());
-        let socket = client
-            .namespace()
-            .run(|| Socket::connect(service, from, patience))?;
+        let socket = client.namespace().run(|| connect(from))?;
         let mut flow = Self {
             service: *service,
             client: socket.client()?,
@@ -110,6 +137,17 @@ impl Socket {
                 Ok(Self::Udp(socket))
             }
         }
+    }
+
+    fn resume(service: &Service, from: SocketAddr) -> io::Result<Self> {
+        let socket = service.protocol.stream(service.address)?;
+        // Under repair, connecting sends nothing (tcp(7)).
+        setsockopt(&socket, TcpRepair, &1)?;
+        socket.bind(&from.into())?;
+        socket.connect(&service.address.into())?;
+        setsockopt(&socket, TcpRepair, &0)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self::Stream(BufReader::new(socket.into())))
     }
 
     fn client(&self) -> io::Result<SocketAddr> {

@@ -13,6 +13,7 @@ mod datagram;
 mod echo;
 pub(crate) mod faults;
 mod flow;
+mod quiet;
 mod service;
 mod watch;
 
@@ -23,7 +24,8 @@ pub(crate) use capture::{Capture, bad_checksums};
 pub(crate) use cluster::{Cluster, PodService, cluster_config, nat_config, serve_on_pods};
 pub(crate) use datagram::{Asked, Sender};
 pub(crate) use echo::Echo;
-pub(crate) use flow::Flow;
+pub(crate) use flow::{Flow, resolve_way};
+pub(crate) use quiet::Quiet;
 pub(crate) use service::{Mode, Protocol, Service, edge_config, node_config};
 pub(crate) use watch::{Traffic, Watched};
 

@@ -133,6 +133,14 @@ kubernetes:
   {{- with .Values.agent.kubernetes }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+{{- with .Values.agent.peers }}
+{{- if .enabled }}
+{{- /* Other machines reach no loopback address. */}}
+{{- $isLoopback := has $.Values.agent.listenAddress (list "127.0.0.1" "::1") }}
+peers:
+  listen: {{ include "guideway.socket" (list (ternary "" $.Values.agent.listenAddress $isLoopback) .port) | quote }}
+{{- end }}
+{{- end }}
 {{- range $field, $value := .Values.agent.extraConfig }}
 {{- if has $field $atStart }}
 {{ toYaml (dict $field $value) }}
@@ -198,4 +206,9 @@ node_config:
 {{/* Name of the Secret with the seed of the flow hash. */}}
 {{- define "guideway.seedSecret" -}}
 guideway-seed
+{{- end }}
+
+{{/* Name of the Secret with the key of edges that exchange owners. */}}
+{{- define "guideway.peersSecret" -}}
+guideway-peers
 {{- end }}

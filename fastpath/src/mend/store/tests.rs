@@ -21,6 +21,8 @@ const LIMITS: Limits = Limits {
     bytes: 40 * (NOTES + LENGTH),
     bytes_of_source: 8 * (NOTES + LENGTH),
     wait: Duration::from_millis(500),
+    packets_of_next_hop: 0,
+    next_hop_wait: Duration::ZERO,
 };
 /// Bytes of each frame in the tests of the store.
 const LENGTH: usize = 100;

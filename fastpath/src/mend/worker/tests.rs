@@ -1,6 +1,12 @@
 //! The worker over rings in memory.
 
-use std::{cell::RefCell, collections::BTreeSet, io, sync::Arc};
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+    io,
+    sync::Arc,
+    time::Duration,
+};
 
 use xdp_prog::{
     abi::{AddressKey, Tuple},
@@ -13,7 +19,7 @@ use zerocopy::IntoBytes as _;
 
 use super::{
     super::{Counts, Limits, Outcome},
-    Back, Known, Worker,
+    Back, Carried, Known, Worker,
 };
 use crate::port::{
     Port,
@@ -30,13 +36,20 @@ fn datagram(identification: u8) -> Tuple {
     Tuple::fragments(source, vip, [0, 0, 0, identification], protocol::UDP)
 }
 
-/// The datagrams whose ports are known.
+/// The datagrams whose ports are known, and the nodes of backends without a next hop.
 #[derive(Default)]
-struct Ports(RefCell<Vec<Tuple>>);
+struct Tables {
+    ports: RefCell<Vec<Tuple>>,
+    unresolved: RefCell<BTreeMap<u32, AddressKey>>,
+}
 
-impl Known for Ports {
+impl Known for Tables {
     fn has(&self, datagram: &Tuple) -> bool {
-        self.0.borrow().contains(datagram)
+        self.ports.borrow().contains(datagram)
+    }
+
+    fn unresolved(&self, backend: u32) -> Option<AddressKey> {
+        self.unresolved.borrow().get(&backend).copied()
     }
 }
 
@@ -59,18 +72,21 @@ impl Back for Sent {
 
 struct Rig {
     port: Port<MemoryRings>,
-    worker: Worker<Ports, Sent>,
+    worker: Worker<Tables, Sent>,
     counts: Arc<Counts>,
 }
 
 impl Rig {
     fn new() -> Self {
+        Self::with(Limits::default())
+    }
+
+    fn with(limits: Limits) -> Self {
         let counts = Arc::new(Counts::default());
-        let limits = Limits::default();
-        let (ports, sent) = (Ports::default(), Sent::default());
+        let (tables, sent) = (Tables::default(), Sent::default());
         Self {
             port: Port::new(MemoryRings::new(64, 64), 0),
-            worker: Worker::new(limits, ports, sent, MAC, Arc::clone(&counts)),
+            worker: Worker::new(limits, tables, sent, MAC, Arc::clone(&counts)),
             counts,
         }
     }
@@ -96,7 +112,30 @@ impl Rig {
     }
 
     fn learn(&mut self, datagram: Tuple) {
-        self.worker.parts().0.0.borrow_mut().push(datagram);
+        self.worker.parts().0.ports.borrow_mut().push(datagram);
+    }
+
+    /// Has a backend at a node have no next hop.
+    fn unresolve(&mut self, backend: u32, node: [u8; 4]) {
+        let unresolved = &self.worker.parts().0.unresolved;
+        unresolved
+            .borrow_mut()
+            .insert(backend, AddressKey::v4(node));
+    }
+
+    /// Has a backend have a next hop, or not be there.
+    fn resolve(&mut self, backend: u32) {
+        self.worker
+            .parts()
+            .0
+            .unresolved
+            .borrow_mut()
+            .remove(&backend);
+    }
+
+    /// Has a packet come for a backend to which XDP has found no next hop.
+    fn punt_for(&mut self, now: u64, backend: u32, packet: &[u8]) {
+        self.punt_of(now, next_hop().lacking(backend), &frame(&[], packet));
     }
 
     fn sent(&mut self) -> Vec<Vec<u8>> {
@@ -143,14 +182,16 @@ fn frame(tags: &[u8], packet: &[u8]) -> Vec<u8> {
     [&ETHERNET, tags, &[8, 0], packet].concat()
 }
 
-fn returned(packet: &[u8], reason: PuntReason) -> Vec<u8> {
-    returned_of(packet, PuntHeader::new(7, reason as u16, 0))
+fn next_hop() -> PuntHeader {
+    PuntHeader::new(7, PuntReason::NextHop as u16, 0)
 }
 
-fn returned_of(packet: &[u8], header: PuntHeader) -> Vec<u8> {
-    let header = header.back_to(MAC);
-    let macs = [&MAC[..], &ETHERNET[6..], &[8, 0]].concat();
-    [header.as_bytes(), &macs, packet].concat()
+fn returned(packet: &[u8], reason: PuntReason) -> Vec<u8> {
+    returned_of(&frame(&[], packet), PuntHeader::new(7, reason as u16, 0))
+}
+
+fn returned_of(frame: &[u8], header: PuntHeader) -> Vec<u8> {
+    [header.back_to(MAC).as_bytes(), frame].concat()
 }
 
 const CLIENT: [u8; 4] = [192, 0, 2, 1];
@@ -181,14 +222,16 @@ fn fragment_waits_for_the_first_one_and_goes_back_with_what_is_in_front() {
 }
 
 #[test]
-fn vlan_tags_are_taken_off_and_outer_headers_followed() {
+fn vlan_tags_stay_and_outer_headers_are_followed() {
     let mut rig = Rig::new();
     rig.learn(datagram(1));
     let inner = ipv4(CLIENT, protocol::UDP, 2, &[3; 8]);
     let outer = ipv4([10, 0, 0, 1], protocol::IPV4, 0, &inner);
     for tags in [&[0x81, 0, 0, 5][..], &[0x88, 0xa8, 0, 9, 0x81, 0, 0, 5]] {
-        rig.punt(0, &frame(tags, &outer));
-        assert_eq!(rig.sent(), [returned(&outer, PuntReason::Fragment)]);
+        let frame = frame(tags, &outer);
+        rig.punt(0, &frame);
+        let header = PuntHeader::new(7, PuntReason::Fragment as u16, 0);
+        assert_eq!(rig.sent(), [returned_of(&frame, header)]);
     }
     rig.assert_all_counted();
 }
@@ -235,7 +278,7 @@ fn packet_that_is_too_big_goes_back_in_pieces_at_once() {
         rig.punt_of(0, too_big(90), &frame(tags, &packet));
         let pieces = [(0x2000, 0..64), (64 / 8, 64..104)].map(|(fragment, part)| {
             let piece = ipv4(CLIENT, protocol::UDP, fragment, &payload[part]);
-            returned_of(&piece, too_big(90))
+            returned_of(&frame(tags, &piece), too_big(90))
         });
         assert_eq!(rig.sent(), pieces);
     }
@@ -319,5 +362,182 @@ fn flood_takes_no_buffer_of_the_port_and_keeps_nobody_out() {
     rig.learn(datagram(1));
     rig.worker.release_and_expire(MS);
     assert_eq!(rig.sent(), [returned(&good, PuntReason::Fragment)]);
+    rig.assert_all_counted();
+}
+
+fn segment(number: u16) -> Vec<u8> {
+    ipv4_of(number, CLIENT, protocol::TCP, 0, &[6; 20])
+}
+
+fn resolved(packet: &[u8]) -> Vec<u8> {
+    returned_of(&frame(&[], packet), next_hop())
+}
+
+#[test]
+fn packets_wait_for_the_next_hop_to_their_node_and_go_back_in_order() {
+    let mut rig = Rig::new();
+    // Two backends are at one node.
+    for (backend, node) in [(1, [10, 0, 0, 1]), (2, [10, 0, 0, 1]), (3, [10, 0, 0, 3])] {
+        rig.unresolve(backend, node);
+    }
+    let packets: Vec<_> = (1..=5).map(segment).collect();
+    for (packet, backend) in packets.iter().zip([1, 3, 2, 1]) {
+        rig.punt_for(0, backend, packet);
+    }
+    rig.worker.release_and_expire(2999 * MS);
+    assert_eq!(rig.sent().len(), 0);
+    assert_eq!(rig.counts.held().0, 4);
+    assert!(!rig.worker.is_idle());
+    rig.assert_all_counted();
+    for backend in [1, 2] {
+        rig.resolve(backend);
+    }
+    // One that comes just now does not overtake those that have waited.
+    rig.punt_for(2999 * MS, 1, &packets[4]);
+    let back = [0, 2, 3, 4].map(|number: usize| resolved(&packets[number]));
+    assert_eq!(rig.sent(), back);
+    assert_eq!(rig.counts.of(Outcome::Mended), 4);
+    rig.worker.release_and_expire(3000 * MS);
+    assert_eq!(rig.counts.of(Outcome::NextHopUnresolved), 1);
+    assert_eq!(rig.sent().len(), 0);
+    assert_eq!(rig.counts.held(), (0, 0));
+    assert!(rig.worker.is_idle());
+    rig.assert_all_counted();
+}
+
+#[test]
+fn tags_of_a_packet_that_waited_are_kept() {
+    let mut rig = Rig::new();
+    let tagged = frame(&[0x81, 0, 0, 5], &segment(1));
+    rig.unresolve(1, [10, 0, 0, 1]);
+    rig.punt_of(0, next_hop().lacking(1), &tagged);
+    rig.resolve(1);
+    rig.worker.release_and_expire(MS);
+    assert_eq!(rig.sent(), [returned_of(&tagged, next_hop())]);
+    rig.assert_all_counted();
+}
+
+#[test]
+fn id_that_is_another_backends_lets_its_packets_go() {
+    let mut rig = Rig::new();
+    rig.unresolve(1, [10, 0, 0, 1]);
+    rig.punt_for(0, 1, &segment(1));
+    rig.unresolve(1, [10, 0, 0, 2]);
+    rig.worker.release_and_expire(MS);
+    assert_eq!(rig.sent(), [resolved(&segment(1))]);
+    rig.assert_all_counted();
+}
+
+#[test]
+fn backend_that_has_gone_keeps_no_packets_of_its_node_waiting() {
+    let mut rig = Rig::new();
+    for backend in [1, 2] {
+        rig.unresolve(backend, [10, 0, 0, 1]);
+        rig.punt_for(0, backend, &segment(1));
+    }
+    // Nobody stores a next hop for the second one any more, whose packet is the newest.
+    rig.resolve(1);
+    rig.worker.release_and_expire(MS);
+    assert_eq!(rig.sent().len(), 2);
+    rig.assert_all_counted();
+}
+
+#[test]
+fn queue_of_a_next_hop_takes_so_many_and_keeps_no_other_out() {
+    let mut rig = Rig::new();
+    rig.unresolve(1, [10, 0, 0, 1]);
+    rig.unresolve(2, [10, 0, 0, 2]);
+    for number in 0..100 {
+        rig.punt_for(0, 1, &segment(number));
+    }
+    rig.punt_for(0, 2, &segment(100));
+    assert_eq!(rig.counts.of(Outcome::NextHopFull), 36);
+    assert_eq!(rig.counts.held().0, 65);
+    rig.resolve(1);
+    rig.worker.release_and_expire(MS);
+    let first: Vec<_> = (0..64).map(|number| resolved(&segment(number))).collect();
+    assert_eq!(rig.sent(), first);
+    // There is room again.
+    rig.unresolve(1, [10, 0, 0, 1]);
+    rig.punt_for(2 * MS, 1, &segment(101));
+    assert_eq!(rig.counts.held().0, 2);
+    rig.worker.end();
+    assert_eq!(rig.counts.of(Outcome::Ended), 2);
+    assert_eq!(rig.counts.held(), (0, 0));
+    rig.assert_all_counted();
+}
+
+#[test]
+fn all_that_waits_keeps_to_the_memory_and_leaves_half_of_it_to_fragments() {
+    let limits = Limits {
+        bytes: 16 << 10,
+        bytes_of_source: 16 << 10,
+        next_hop_wait: Duration::from_millis(5),
+        ..Limits::default()
+    };
+    let mut rig = Rig::with(limits);
+    for number in 0..200 {
+        let later = ipv4_of(number, CLIENT, protocol::UDP, 2, &[3; 8]);
+        rig.punt(0, &frame(&[], &later));
+    }
+    let (fragments, _) = rig.counts.held();
+    // More nodes than there is room for packets.
+    for node in 0..200u8 {
+        rig.unresolve(node.into(), [10, 0, 0, node]);
+        rig.punt_for(0, node.into(), &segment(node.into()));
+        let (_, bytes) = rig.counts.held();
+        assert!(bytes <= limits.bytes as u64, "{bytes}");
+    }
+    assert!(rig.counts.of(Outcome::NextHopFull) > 100);
+    assert!(rig.counts.of(Outcome::OutOfMemory) > 10);
+    rig.worker.release_and_expire(5 * MS);
+    let (left, _) = rig.counts.held();
+    assert!((fragments / 3..fragments).contains(&left), "{left}");
+    rig.assert_all_counted();
+    // The whole memory is the fragments' again.
+    for number in 200..400 {
+        let later = ipv4_of(number, CLIENT, protocol::UDP, 2, &[3; 8]);
+        rig.punt(5 * MS, &frame(&[], &later));
+    }
+    assert_eq!(rig.counts.held().0, fragments);
+    rig.assert_all_counted();
+}
+
+#[test]
+fn finished_frame_leaves_by_its_device_without_what_is_in_front() {
+    let mut rig = Rig::new();
+    let header = PuntHeader::new(7, PuntReason::Carry as u16, 0).leaving_by(9);
+    let frames = [1, 2].map(|number| frame(&[0x81, 0, 0, 42], &segment(number)));
+    for finished in &frames {
+        rig.punt_of(0, header, finished);
+    }
+    let mut finished = rig.worker.take_finished();
+    let leave: Vec<(u32, Vec<Vec<u8>>)> = finished
+        .by_device()
+        .map(|(device, frames)| (device, frames.map(<[u8]>::to_vec).collect()))
+        .collect();
+    assert_eq!(leave, [(9, frames.to_vec())]);
+    assert_eq!(rig.sent(), Vec::<Vec<u8>>::new());
+    // One has left by now.
+    let turn = Carried {
+        carried: 1,
+        leaving: 1,
+        ..Carried::default()
+    };
+    rig.worker.note_carried(finished, turn);
+    assert!(!rig.worker.is_idle());
+    assert_eq!(rig.counts.held().0, 1);
+    rig.assert_all_counted();
+    let finished = rig.worker.take_finished();
+    assert!(finished.is_empty());
+    let turn = Carried {
+        not_carried: 1,
+        ..Carried::default()
+    };
+    rig.worker.note_carried(finished, turn);
+    assert!(rig.worker.is_idle());
+    for outcome in [Outcome::Carried, Outcome::NotCarried] {
+        assert_eq!(rig.counts.of(outcome), 1);
+    }
     rig.assert_all_counted();
 }

@@ -17,6 +17,7 @@ fn link(ifindex: u32) -> Link {
         mac: Some(MAC),
         mtu: 1500,
         vlan: None,
+        is_no_redirect_target: false,
     }
 }
 
@@ -56,6 +57,7 @@ fn view(
     View {
         links: links.into_iter().map(|link| (link.ifindex, link)).collect(),
         neighbours: neighbours.into_iter().collect(),
+        redirect_targets: None,
     }
 }
 
@@ -84,6 +86,7 @@ fn a_gateway_is_the_neighbour() {
         ifindex: 3,
         source_mac: MAC,
         destination_mac: GATEWAY_MAC,
+        is_carried: false,
         via_gateway: true,
         vlan: None,
         mtu: 1500,
@@ -403,4 +406,88 @@ fn only_our_own_neighbours_are_released() {
 
     assert_eq!(upkeep.keep, []);
     assert_eq!(upkeep.release, [key(3, "192.0.2.1")]);
+}
+
+fn carrying(view: View, known: &[(u32, bool)]) -> View {
+    View {
+        redirect_targets: Some(known.iter().copied().collect()),
+        ..view
+    }
+}
+
+#[test]
+fn device_that_takes_no_frames_from_xdp_is_carried_where_the_agent_does_so() {
+    let bridge = Link {
+        is_no_redirect_target: true,
+        ..link(4)
+    };
+    let links = || [link(3), bridge.clone()];
+    let known =
+        || [3, 4].map(|ifindex| (key(ifindex, "192.0.2.254"), neighbour(Some(GATEWAY_MAC))));
+    let is_carried =
+        |view: &View, ifindex| match resolve(view, &through(ifindex, Some("192.0.2.254"))) {
+            Resolution::Resolved(hop) => hop.is_carried,
+            other => panic!("{other:?}"),
+        };
+    let without = view(links(), known());
+    assert_eq!(
+        [3, 4].map(|ifindex| is_carried(&without, ifindex)),
+        [false; 2]
+    );
+    assert!(without.links_below().is_empty());
+    // What the kernel tells counts, and only where it tells nothing the kind of the device.
+    for (told, expected) in [
+        (&[(3, true), (4, false)][..], [false, true]),
+        (&[(3, false), (4, true)], [true, false]),
+        (&[], [false, true]),
+    ] {
+        let view = carrying(view(links(), known()), told);
+        assert_eq!([3, 4].map(|ifindex| is_carried(&view, ifindex)), expected);
+        let below = |ifindex| LinkBelow {
+            ifindex,
+            vlan: 0,
+            is_carried: true,
+        };
+        let carried = [3, 4]
+            .into_iter()
+            .zip(expected)
+            .filter(|(_, carried)| *carried);
+        let expected: BTreeMap<u32, LinkBelow> = carried
+            .map(|(ifindex, _)| (ifindex, below(ifindex)))
+            .collect();
+        assert_eq!(view.links_below(), expected);
+    }
+}
+
+#[test]
+fn tag_above_a_carried_device_is_xdps_and_stacked_tags_are_the_devices() {
+    let bridge = Link {
+        is_no_redirect_target: true,
+        ..link(4)
+    };
+    let stacked = Link {
+        is_no_redirect_target: true,
+        ..vlan_link(9, Some(8))
+    };
+    let links = || [bridge.clone(), vlan_link(8, Some(4)), stacked.clone()];
+    let known =
+        || [8, 9].map(|ifindex| (key(ifindex, "192.0.2.254"), neighbour(Some(GATEWAY_MAC))));
+    let stacked_way = through(9, Some("192.0.2.254"));
+    assert_eq!(
+        resolve(&view(links(), known()), &stacked_way),
+        Resolution::Unresolved(Reason::VlanUnsupported)
+    );
+    let view = carrying(view(links(), known()), &[]);
+    let leaves = |route: &Route| match resolve(&view, route) {
+        Resolution::Resolved(hop) => (hop.ifindex, hop.vlan, hop.is_carried),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(
+        leaves(&through(8, Some("192.0.2.254"))),
+        (4, Some(42), true)
+    );
+    assert_eq!(leaves(&stacked_way), (9, None, true));
+    let below = view.links_below();
+    let told = |ifindex: u32| (below[&ifindex].ifindex, below[&ifindex].vlan);
+    assert_eq!([4, 8, 9].map(told), [(4, 0), (4, 42), (9, 0)]);
 }

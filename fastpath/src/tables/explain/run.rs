@@ -165,12 +165,22 @@ impl TraceRecorder<'_> {
                     self.record("past", format!("past owners of the slot: {count}"));
                 }
                 LookUp::PastOwner(id) => self.record("past", format!("owner {id} is looked at")),
-                LookUp::Pin(table, id) => {
-                    let pin = match table {
+                LookUp::Pin(table, pin) => {
+                    let how = match table {
                         PinTable::Kept => "pinned",
                         PinTable::Young => "pinned since its last packet",
                     };
-                    self.record("pin", format!("{pin}, to backend {id}"));
+                    let mut text = format!("{how}, to backend {}", pin.backend());
+                    if pin.is_marked() {
+                        text.push_str(
+                            "; a SYN has come since, so the current owner is tried first",
+                        );
+                    }
+                    self.record("pin", text);
+                }
+                LookUp::Client(id) => {
+                    let text = format!("the client's last new connection went to backend {id}");
+                    self.record("client", text);
                 }
                 LookUp::Backend(id) => self.backend(id),
             }

@@ -10,14 +10,14 @@ use std::{
 use aya::maps::lpm_trie::Key;
 use xdp_prog::{
     abi::{
-        AddressKey, Backend, Config, Datagram, EdgeMac, EdgePrefix, IndexEntry, IndexKey, NextHop,
-        Past, PastOwner, PathReport, Pin, Pod, PodFlow, PodKey, Service, ServiceKeyV4,
-        ServiceKeyV6, Slot, SourcePrefix, TaggedLink, Tuple,
+        AddressKey, Backend, Client, ClientBackend, Config, Datagram, EdgeMac, EdgePrefix,
+        IndexEntry, IndexKey, NextHop, Past, PastOwner, PathReport, Pin, Pod, PodFlow, PodKey,
+        Service, ServiceKeyV4, ServiceKeyV6, Slot, SourcePrefix, TaggedLink, Tuple,
     },
     wire::protocol,
     world::{
-        self, Announcements, Answers, FlowTable, Flows, Fragments, HandOver, HandOvers, Inserted,
-        Paths, PinTable, Pins, Probes, Relay, Shortcuts, Translation,
+        self, Announcements, Answers, Clients, FlowTable, Flows, Fragments, HandOver, HandOvers,
+        Inserted, Paths, PinTable, Pins, Probes, Relay, Shortcuts, Translation,
     },
 };
 use zerocopy::IntoBytes as _;
@@ -71,8 +71,10 @@ pub(super) enum LookUp {
     PastOwners(u32),
     /// A past owner, by its id.
     PastOwner(u32),
-    /// A pin of the flow, to the backend of this id.
-    Pin(PinTable, u32),
+    /// A pin of the flow.
+    Pin(PinTable, Pin),
+    /// The backend that the client's last new connection went to, by its id.
+    Client(u32),
     /// A backend, by its id.
     Backend(u32),
 }
@@ -225,7 +227,7 @@ impl Answers for ReadOnly<'_> {
 impl Pins for ReadOnly<'_> {
     fn pin(&self, table: PinTable, flow: &Tuple) -> Option<Pin> {
         let pin = self.tables.pins[table as usize].get(flow)?;
-        self.note(LookUp::Pin(table, pin.backend()));
+        self.note(LookUp::Pin(table, pin));
         Some(pin)
     }
 
@@ -240,6 +242,18 @@ impl Pins for ReadOnly<'_> {
     }
 
     fn set_returns_full_at(&self, _: u64) {}
+}
+
+impl Clients for ReadOnly<'_> {
+    fn client(&self, client: &Client) -> ClientBackend {
+        let Some(entry) = self.tables.clients.get(client) else {
+            return ClientBackend::default();
+        };
+        self.note(LookUp::Client(entry.backend()));
+        entry
+    }
+
+    fn set_client(&self, _: &Client, _: ClientBackend) {}
 }
 
 impl Fragments for ReadOnly<'_> {

@@ -32,6 +32,10 @@ impl FormerCounters {
         map::BACKEND_TRAFFIC,
     ];
 
+    /// The maps whose contents are carried over.
+    pub(super) const COUNTED: [&str; 3] =
+        [map::REASONS, map::SERVICE_TRAFFIC, map::BACKEND_TRAFFIC];
+
     /// Uses open maps of these names.
     pub(super) fn over(maps: &[MapData; 5]) -> Result<Self, TableError> {
         let [reasons, service, service_traffic, backends, backend_traffic] = maps;

@@ -13,23 +13,26 @@ use xdp_prog::{
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
 use super::{
-    ANSWERED, ANSWERED_DATAGRAMS, EMBRYONIC, FormerFlows, FormerTables, FormerTablesError, TakeNat,
-    TakeToPod,
+    ANSWERED, ANSWERED_DATAGRAMS, EMBRYONIC, FormerNatFlows, FormerPodFlows, FormerTables,
+    FormerTablesError, NAT_FLOWS, POD_FLOWS, TakeNat, TakeToPod,
 };
 use crate::{
-    pins::Pins,
+    pins::FormerVersion,
     tables::{TableError, syscall_map::SyscallMap, walk::Walk},
 };
 
 /// The layout version.
-const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 3;
 
-struct Flows {
+struct PodFlows {
     /// Embryonic, datagram, answered flows, in this order: a full LRU table evicts what was written first.
     to_pods: [Walk<FormerPodFlow>; 3],
     hairpins: SyscallMap<Tuple, AddressKey>,
-    nat_reverse: Walk<FormerNatReverse>,
-    nat_forward: SyscallMap<Tuple, NatForward>,
+}
+
+struct NatFlows {
+    reverse: Walk<FormerNatReverse>,
+    forward: SyscallMap<Tuple, NatForward>,
 }
 
 /// [`PodFlow`] of layout 3, as words.
@@ -66,49 +69,33 @@ struct NatReverseFields {
     reserved: [u8; 4],
 }
 
-/// Opens the tables of this layout whose programs are still attached.
-pub(super) fn open(pins: &Pins) -> Result<Vec<FormerTables>, FormerTablesError> {
-    const NAMES: [&str; 7] = [
-        map::LOCAL_FLOWS,
-        map::FLOWS_EMBRYONIC,
-        map::FLOWS_DATAGRAM,
-        map::FLOWS,
-        "HAIRPINS",
-        map::NAT_REVERSE,
-        map::NAT_FORWARD,
-    ];
-    let mut former = Vec::new();
-    for maps in pins.open_maps_of(VERSION, NAMES)? {
-        let [
-            local,
-            embryonic,
-            datagram,
-            flows,
-            hairpins,
-            nat_reverse,
-            nat_forward,
-        ] = maps;
-        let flows = Flows {
-            to_pods: [
-                Walk::over(embryonic, map::FLOWS_EMBRYONIC)?,
-                Walk::over(datagram, map::FLOWS_DATAGRAM)?,
-                Walk::over(flows, map::FLOWS)?,
-            ],
-            hairpins: SyscallMap::of(hairpins, "HAIRPINS")?,
-            nat_reverse: Walk::over(nat_reverse, map::NAT_REVERSE)?,
-            nat_forward: SyscallMap::of(nat_forward, map::NAT_FORWARD)?,
-        };
-        former.push(FormerTables {
-            local: Walk::over(local, map::LOCAL_FLOWS)?,
-            flows: Box::new(flows),
-            counters: None,
-        });
-    }
-    Ok(former)
+/// Opens the tables of this layout.
+pub(super) fn open(version: &FormerVersion) -> Result<FormerTables, FormerTablesError> {
+    let [local, hairpins] = version.open_maps([map::LOCAL_FLOWS, "HAIRPINS"])?;
+    let [embryonic, datagram, flows] = version.open_maps(POD_FLOWS)?;
+    let [reverse, forward] = version.open_maps(NAT_FLOWS)?;
+    let to_pods = PodFlows {
+        to_pods: [
+            Walk::over(embryonic, map::FLOWS_EMBRYONIC)?,
+            Walk::over(datagram, map::FLOWS_DATAGRAM)?,
+            Walk::over(flows, map::FLOWS)?,
+        ],
+        hairpins: SyscallMap::of(hairpins, "HAIRPINS")?,
+    };
+    let nat = NatFlows {
+        reverse: Walk::over(reverse, map::NAT_REVERSE)?,
+        forward: SyscallMap::of(forward, map::NAT_FORWARD)?,
+    };
+    Ok(FormerTables {
+        local: Some(Walk::over(local, map::LOCAL_FLOWS)?),
+        to_pods: Some(Box::new(to_pods)),
+        nat: Some(Box::new(nat)),
+        counters: None,
+    })
 }
 
-impl FormerFlows for Flows {
-    fn to_pods(&mut self, _: usize, take: TakeToPod<'_>) -> Result<usize, TableError> {
+impl FormerPodFlows for PodFlows {
+    fn copy(&mut self, _: usize, take: TakeToPod<'_>) -> Result<usize, TableError> {
         for (walk, answered) in self.to_pods.iter_mut().zip([false, true, true]) {
             walk.go(usize::MAX, |key, flow| {
                 let Some(flow) = pod_flow(key, *flow, &self.hairpins) else {
@@ -125,10 +112,12 @@ impl FormerFlows for Flows {
         }
         Ok(0)
     }
+}
 
-    fn nat(&mut self, _: usize, take: TakeNat<'_>) -> Result<usize, TableError> {
-        let forward = &self.nat_forward;
-        self.nat_reverse.go(usize::MAX, |reply, flow| {
+impl FormerNatFlows for NatFlows {
+    fn copy(&mut self, _: usize, take: TakeNat<'_>) -> Result<usize, TableError> {
+        let forward = &self.forward;
+        self.reverse.go(usize::MAX, |reply, flow| {
             let Some((reverse, mark)) = nat_flow(reply, *flow, forward) else {
                 return Ok(false);
             };

@@ -22,7 +22,7 @@ impl Tables {
         self.expire_past_owners_at(second_now());
     }
 
-    pub(super) fn expire_past_owners_at(&mut self, second: u32) {
+    pub(in super::super) fn expire_past_owners_at(&mut self, second: u32) {
         let oldest = second.saturating_sub(PAST_OWNER_SECONDS);
         let expired = self.pasts.lists().filter_map(|(offset, list)| {
             let length = list.partition_point(|owner| owner.second() >= oldest);
@@ -134,6 +134,9 @@ impl Tables {
         for (key, run) in services {
             let slots = run.base..run.base + run.length();
             let dropped = slots.map(|index| self.repoint_slot(index, words)).sum();
+            if dropped > 0 {
+                self.note_changed_past(&key);
+            }
             if counts {
                 self.count_dropped_of(&key, table_full(dropped));
             }
@@ -149,7 +152,6 @@ impl Tables {
         let Some(word) = words.get(&old.offset()) else {
             return 0;
         };
-        self.pasts.changes += 1;
         self.pasts.store_word(index, *word, true);
         if word.count() == 0 {
             self.lut.set(index, Slot::new(slot.owner(), false));

@@ -23,8 +23,8 @@ pub(in super::super) struct Pasts {
     pub(super) arena: Arena,
     stored: HashMap<List, Stored>,
     by_offset: BTreeMap<u32, List>,
-    /// How often a slot got another list without another owner.
-    pub(super) changes: u64,
+    /// Number of the last change of a service's owners or past owners.
+    pub(in super::super) last_change: u64,
     /// The slots that are written of a run that no service has yet.
     pub(super) unfinished: Range<u32>,
     /// The second in which there was nothing left to make room of.
@@ -67,7 +67,7 @@ impl Pasts {
             history,
             stored: HashMap::new(),
             by_offset: BTreeMap::new(),
-            changes: 0,
+            last_change: 0,
             unfinished: 0..0,
             short_in: None,
             dropped: DroppedOwners::default(),
@@ -140,12 +140,12 @@ impl Pasts {
     }
 
     /// Returns the list of a slot that has a past.
-    pub(in super::super) fn list(&self, index: u32) -> Option<&List> {
+    pub(super) fn list(&self, index: u32) -> Option<&List> {
         self.at(self.word(index).offset())
     }
 
     /// Returns the list at a place.
-    pub(super) fn at(&self, offset: u32) -> Option<&List> {
+    pub(in super::super) fn at(&self, offset: u32) -> Option<&List> {
         self.by_offset.get(&offset)
     }
 

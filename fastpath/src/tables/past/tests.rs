@@ -1,8 +1,8 @@
 mod room;
 
-use std::{cell::Cell, net::Ipv4Addr};
+use std::{cell::Cell, mem::offset_of, net::Ipv4Addr};
 
-use xdp_prog::abi::{BACKEND_DOWN, PAST_OWNER_SECONDS, map};
+use xdp_prog::abi::{BACKEND_DOWN, Backend, PAST_OWNER_SECONDS, map};
 
 use super::*;
 use crate::{
@@ -52,6 +52,7 @@ fn open(loaded: &Loaded) -> Tables {
         ifindex: 1,
         source_mac: [2, 0, 0, 0, 0, 1],
         destination_mac: [2, 0, 0, 0, 0, 2],
+        is_carried: false,
         via_gateway: false,
         vlan: None,
         mtu: 1500,
@@ -257,7 +258,6 @@ fn service_without_backends_keeps_its_length_and_lists() {
 fn what_nodes_do_not_return_has_no_past() {
     let loaded = load();
     let mut tables = open(&loaded);
-    let udp: ServiceKey = "10.99.0.1:80/udp".parse().unwrap();
     let direct = |spec| ServiceSpec {
         mode: ForwardMode::L2dsr,
         ..spec
@@ -267,7 +267,6 @@ fn what_nodes_do_not_return_has_no_past() {
         ..spec(&[], 0)
     };
     for (key, first, second) in [
-        (udp, spec(&[1], 0), spec(&[2], 0)),
         (key(), direct(spec(&[1], 0)), direct(spec(&[2], 0))),
         (key(), nodes(1), nodes(2)),
     ] {
@@ -282,6 +281,19 @@ fn what_nodes_do_not_return_has_no_past() {
     assert!(tables.pasts.is_empty(), "it goes with the mode");
     tables.reclaim();
     assert_eq!(id_of(&tables, 1), None);
+}
+
+#[test]
+fn datagrams_have_a_past_as_well() {
+    let loaded = load();
+    let mut tables = open(&loaded);
+    let udp: ServiceKey = "10.99.0.1:80/udp".parse().unwrap();
+    tables.put_service(udp, &spec(&[1], 0)).unwrap();
+    assert!(tables.pasts.is_empty());
+    tables.put_service(udp, &spec(&[2], 0)).unwrap();
+    assert!(!tables.pasts.is_empty());
+    tables.remove_service(&udp).unwrap();
+    assert!(tables.pasts.is_empty());
 }
 
 #[test]
@@ -422,4 +434,35 @@ fn own_pods_of_a_service_are_known() {
     let own = tables.own_pods(&key());
     let pods: Vec<Option<_>> = own.iter().map(|own| own.pod).collect();
     assert_eq!(pods, [pod(1).pod, pod(2).pod]);
+}
+
+#[test]
+fn backends_tell_whether_they_take_new_connections() {
+    let loaded = load();
+    let mut tables = open(&loaded);
+    let entry = |tables: &Tables, number| tables.backends.read(id_of(tables, number).unwrap());
+    let takes_new = |tables: &Tables| [1, 2].map(|number| entry(tables, number).unwrap().takes_new);
+    put(&mut tables, &[1, 2], 4);
+    assert_eq!(takes_new(&tables), [1, 1]);
+    put(&mut tables, &[1], 4);
+    assert_eq!(takes_new(&tables), [1, 0], "a past owner");
+
+    let other: ServiceKey = "10.99.0.2:80/tcp".parse().unwrap();
+    tables.put_service(other, &spec(&[2], 4)).unwrap();
+    assert_eq!(takes_new(&tables), [1, 1], "another service of the owner");
+    let mut drained = spec(&[2], 4);
+    drained.backends[0].weight = 0;
+    tables.put_service(other, &drained).unwrap();
+    assert_eq!(takes_new(&tables), [1, 0], "it drains");
+    tables.put_service(other, &spec(&[2], 4)).unwrap();
+    tables.remove_service(&other).unwrap();
+    assert_eq!(takes_new(&tables), [1, 0]);
+
+    // An agent ends before it says so.
+    let ids = [1, 2].map(|number| id_of(&tables, number).unwrap());
+    for (id, word) in ids.into_iter().zip([0, 1]) {
+        tables.store_backend_word(id, offset_of!(Backend, takes_new), word);
+    }
+    drop(tables);
+    assert_eq!(takes_new(&open(&loaded)), [1, 0]);
 }

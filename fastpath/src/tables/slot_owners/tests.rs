@@ -149,7 +149,7 @@ fn past_owner_lives_by_its_own_moment_however_often_it_is_told() {
     assert_eq!(other.members(), one.members());
     for edge in [&mut one, &mut other] {
         let run = edge.tables.service(&key()).unwrap().run;
-        let list = edge.tables.pasts.list(run.base).unwrap();
+        let list = edge.tables.list_of(run.base).unwrap();
         assert!(list[0].second() <= begin, "{list:?} {begin}");
     }
     // What is as good as over is not taken.
@@ -215,12 +215,17 @@ fn services_that_edges_do_not_share_are_not_told() {
         node_port: true,
         ..whole.clone()
     };
+    let hinted = ServiceSpec {
+        hinted: true,
+        ..whole.clone()
+    };
     for (service, spec, is_told) in [
         (SERVICE, &whole, true),
         (SERVICE, &local, false),
         (SERVICE, &node_port, false),
+        (SERVICE, &hinted, false),
         ("0.0.0.0:30080/tcp", &whole, false),
-        ("10.99.0.1:80/udp", &whole, false),
+        ("10.99.0.1:80/udp", &whole, true),
     ] {
         let key = service.parse().unwrap();
         edge.tables.put_service(key, spec).unwrap();
@@ -238,6 +243,41 @@ fn services_that_edges_do_not_share_are_not_told() {
         edge.tables.remove_service(&key).unwrap();
     }
     assert_eq!(edge.tables.slot_owners(&key()), None);
+}
+
+#[test]
+fn service_with_other_owners_past_owners_or_sharing_is_another_one() {
+    let (mut one, mut other) = (Edge::new(), Edge::new());
+    one.put(&[1, 2], 3);
+    let installed = |edge: &Edge| edge.tables.service(&key()).unwrap().clone();
+    let first = installed(&one);
+    one.put(&[1, 2], 3);
+    assert_eq!(installed(&one), first);
+
+    let mut spec = spec(&[1, 2], Some(3));
+    spec.backends[0].weight = 3;
+    one.tables.put_service(key(), &spec).unwrap();
+    let reweighted = installed(&one);
+    assert_ne!(reweighted, first);
+
+    other.put(&[3], 3);
+    one.take(&other.told());
+    let told = installed(&one);
+    assert_ne!(told, reweighted);
+    one.take(&other.told());
+    assert_eq!(installed(&one), told);
+
+    spec.hinted = true;
+    one.tables.put_service(key(), &spec).unwrap();
+    let hinted = installed(&one);
+    assert_ne!(hinted, told);
+    let late = second_now() + DAY + 60;
+    one.tables.expire_past_owners_at(late);
+    assert_ne!(installed(&one), hinted);
+
+    one.tables.remove_service(&key()).unwrap();
+    one.put(&[1, 2], 3);
+    assert_ne!(installed(&one), first, "its slots may be others");
 }
 
 #[test]

@@ -598,11 +598,10 @@ fn to_pods() -> Vec<Case> {
 
 /// What comes encapsulated and finds no flow would only travel back to the edge.
 fn lost_at_the_node() -> Vec<Case> {
-    let (way, to) = PODS_V4_TCP;
+    let (_, to) = PODS_V4_TCP;
     let payload = [0x55; 300];
     let packet = Packet::tcp(client(to), to, &payload);
     let pieces = packet.pieces(SIZE, ID);
-    let outputs = Packet::tcp(client(to), (POD_V4, TARGET), &payload).pieces(SIZE, ID);
     let within = |piece: &Packet, tag| IN.carry(&piece.within(PEER_V4, EDGE_V4).tag(tag));
     let here = |name: &str, input| case(name, input).with(pods::node);
     let unknown = |piece: &Packet| within(piece, 0x3ff);
@@ -649,14 +648,29 @@ fn lost_at_the_node() -> Vec<Case> {
             IN.carry(&Packet::ip(PEER_V4, EDGE_V4, 4, &bytes[..bytes.len() - 1]).tag(TAG_V4))
         })
         .drops(DropReason::MalformedInner),
+        here(
+            "first_fragment_of_a_syn_for_an_unknown_pod_drops",
+            unknown(&pieces[0]),
+        )
+        .drops(DropReason::UnknownPodSyn),
         delivered(
             here(
-                "first_fragment_of_a_syn_for_an_unknown_pod",
-                unknown(&pieces[0]),
+                "first_fragment_of_a_datagram_for_an_unknown_pod",
+                unknown(&bare[0]),
             ),
-            way,
-            &pieces[0],
-            &outputs[0],
+            PODS_V4_UDP.0,
+            &bare[0],
+            &bare_seen[0],
+        ),
+        delivered(
+            here(
+                "later_fragment_of_a_datagram_for_an_unknown_pod",
+                unknown(&bare[1]),
+            )
+            .after(unknown(&bare[0])),
+            PODS_V4_UDP.0,
+            &bare[1],
+            &bare_seen[1],
         ),
         here("first_fragment_of_an_ack_for_an_unknown_pod_drops", {
             let ack = Packet::segment(client(to), to, RST, &payload);

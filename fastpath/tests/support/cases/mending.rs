@@ -2,14 +2,15 @@
 //! to be cut. No socket is here, so all of those end as they do without mending.
 
 use xdp_prog::{
-    abi::{ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, CONFIG_MEND},
+    abi::{ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, CONFIG_MEND, HOP_CARRIED},
+    process::Action,
     reason::{DropReason, PassReason, ReplyReason},
 };
 
 use super::{
-    super::{packet::Packet, tables::TableSet},
+    super::{kernel::INGRESS, packet::Packet, tables::TableSet},
     BACK, CLIENT_V4, CLIENT_V6, Case, Draft, IN, TO_NODE_V4, V4_IN_V6, V4_L2, V4_TCP, V4_UDP,
-    V6_UDP, VIP_V4, VIP_V6, case, client, sent_in_v4, sent_in_v6, too_big,
+    V6_TCP, V6_UDP, VIP_V4, VIP_V6, case, client, sent_in_v4, sent_in_v6, tcp, too_big,
 };
 
 const ID: u32 = 0x00c0_ffee;
@@ -24,6 +25,40 @@ fn mending(name: impl Into<String>, input: Vec<u8>) -> Draft {
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = early();
     cases.extend(long());
+    cases.extend(without_next_hop());
+    cases.extend(carried());
+    cases
+}
+
+/// Packets whose next hop's device takes no frames from XDP. Without a socket they are redirected all the same, in vain.
+fn carried() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (name, (way, to), sent) in [
+        ("v4", V4_TCP, sent_in_v4 as fn(&Packet) -> Vec<u8>),
+        ("v6", V6_TCP, sent_in_v6),
+        ("v4_l2dsr", V4_L2, |packet| {
+            TO_NODE_V4.carry(&packet.next_hop())
+        }),
+    ] {
+        let packet = tcp(to);
+        let behind = |device: u32| {
+            move |tables: &mut TableSet| {
+                for hop in &mut tables.next_hops[1..3] {
+                    hop.ifindex = device | HOP_CARRIED;
+                }
+            }
+        };
+        let name = |what: &str| format!("carried_{name}_{what}");
+        cases.extend([
+            mending(name("is_redirected_without_a_socket"), IN.carry(&packet))
+                .with(behind(7))
+                .forwards(Action::Redirect(7), way, packet.length(), sent(&packet)),
+            // It sends what it received, as any device does.
+            mending(name("goes_back_by_its_own_device"), IN.carry(&packet))
+                .with(behind(INGRESS))
+                .transmits(way, &packet, sent(&packet)),
+        ]);
+    }
     cases
 }
 
@@ -113,6 +148,39 @@ fn long() -> Vec<Case> {
         .after(IN.carry(&pieces[0]))
         .drops(DropReason::MtuExceeded),
     ]);
+    cases
+}
+
+/// Packets for backends to which no next hop is known.
+fn without_next_hop() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (name, to) in [
+        ("v4", V4_TCP.1),
+        ("v6", V6_TCP.1),
+        ("v4_in_v6", V4_IN_V6.1),
+        ("v4_l2dsr", V4_L2.1),
+    ] {
+        let payload = [7; 600];
+        let pieces = Packet::tcp(client(to), to, &payload).pieces(SIZE, ID);
+        let unresolved = |tables: &mut TableSet| {
+            for backend in &mut tables.backends[1..3] {
+                backend.next_hop = 0;
+            }
+        };
+        let name = |what: &str| format!("mending_{name}_{what}_without_a_next_hop");
+        cases.extend([
+            mending(name("segment"), IN.carry(&tcp(to)))
+                .with(unresolved)
+                .drops(DropReason::NextHopUnresolved),
+            mending(name("first_fragment"), IN.carry(&pieces[0]))
+                .with(unresolved)
+                .drops(DropReason::NextHopUnresolved),
+            mending(name("later_fragment"), IN.carry(&pieces[1]))
+                .with(unresolved)
+                .after(IN.carry(&pieces[0]))
+                .drops(DropReason::NextHopUnresolved),
+        ]);
+    }
     cases
 }
 

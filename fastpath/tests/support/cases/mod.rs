@@ -41,8 +41,8 @@ use std::{
 use etherparse::TcpHeader;
 use xdp_prog::{
     abi::{
-        ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, BACKEND_V4, BACKEND_V6, Backend, MODE_IPIP,
-        MODE_L2DSR, NextHop, PathReport, Pin, Traffic, Tuple,
+        ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, BACKEND_V4, BACKEND_V6, Backend, Client,
+        ClientBackend, MODE_IPIP, MODE_L2DSR, NextHop, PathReport, Pin, Traffic, Tuple,
     },
     process::Action,
     reason::{DropReason, PassReason, ReplyReason},
@@ -74,6 +74,10 @@ pub(crate) struct Case {
     pub(crate) paths: HashMap<AddressKey, PathReport>,
     /// The pins that the frame leaves: kept and young ones.
     pub(crate) pins: [HashMap<Tuple, Pin>; 2],
+    /// The backends of clients' last new connections that the frame leaves.
+    pub(crate) clients: HashMap<Client, ClientBackend>,
+    /// When the rest holds no more, by [`fastpath::clock::coarse_ns`]. What runs later has to be made anew.
+    pub(crate) holds_until: u64,
     pub(crate) kernel: InKernel,
 }
 
@@ -87,6 +91,24 @@ impl Case {
     /// The frame leaves these pins: kept and young ones.
     fn pins(mut self, pins: [HashMap<Tuple, Pin>; 2]) -> Self {
         self.pins = pins;
+        self
+    }
+
+    /// The frame notes this backend as that of a client's last new connection, at the moment when it comes.
+    fn notes_client(mut self, address: IpAddr, affinity: u64, id: u32) -> Self {
+        let client = Client {
+            address: address_key(address),
+            affinity,
+        };
+        let backend = &self.tables.backends[id as usize];
+        let entry = ClientBackend::new(&client, id, backend, 0);
+        self.clients.insert(client, entry);
+        self
+    }
+
+    /// The rest holds until this moment only.
+    fn until(mut self, moment: u64) -> Self {
+        self.holds_until = moment;
         self
     }
 
@@ -244,6 +266,7 @@ impl Draft {
         Case {
             name: self.name,
             pins: self.tables.pins.clone(),
+            clients: self.tables.clients.clone(),
             tables: self.tables,
             earlier: self.earlier,
             input: self.input,
@@ -253,6 +276,7 @@ impl Draft {
             counts,
             claims: HashMap::new(),
             paths: HashMap::new(),
+            holds_until: u64::MAX,
             kernel,
         }
     }

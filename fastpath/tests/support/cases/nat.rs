@@ -14,9 +14,9 @@ use fastpath::clock::coarse_ns;
 use xdp_prog::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_NAT, ADDRESS_NODE_PORT, BACKEND_NAT, BACKEND_V4, BACKEND_V6,
-        Backend, LocalFlow, MODE_IPIP, NAT_ANSWERED, NAT_FIN_BACKEND, NAT_FIN_CLIENT, NAT_OPEN,
-        NAT_RESET, NatForward, NatLink, NatMark, NatReverse, SERVICE_NAT, SERVICE_NODE_PORT,
-        SERVICE_SOURCE_RANGES, Tuple,
+        Backend, CONFIG_MEND, LocalFlow, MODE_IPIP, NAT_ANSWERED, NAT_FIN_BACKEND, NAT_FIN_CLIENT,
+        NAT_OPEN, NAT_RESET, NatForward, NatLink, NatMark, NatReverse, SERVICE_NAT,
+        SERVICE_NODE_PORT, SERVICE_SOURCE_RANGES, Tuple,
     },
     decide::nat::{
         GUARD_NS, IDLE_CLOSED_NS, IDLE_HALF_OPEN_NS, IDLE_HALF_OPEN_TCP_NS, SPAN_OF_USE_NS,
@@ -588,14 +588,17 @@ fn limits() -> Vec<Case> {
                 ReplyReason::PacketTooBig,
                 TO_NODE_V4.carry(&too_big(&large_reply, 1500)),
             ),
-            nat(format!("{name}_no_next_hop"), syn)
+        ]);
+        cases.extend([0, CONFIG_MEND].map(|mends| {
+            nat(format!("{name}_no_next_hop_{mends}"), syn.clone())
                 .with(|tables| {
+                    tables.config.flags |= mends;
                     for hop in &mut tables.next_hops[1..3] {
                         hop.ifindex = 0;
                     }
                 })
-                .drops(DropReason::NextHopUnresolved),
-        ]);
+                .drops(DropReason::NextHopUnresolved)
+        }));
     }
     let other = End::from((v4(192, 0, 2, 77), PORT));
     let request = TCP_V4.request(SYN);

@@ -128,6 +128,11 @@ fn behind_an_edge() -> Vec<Case> {
         let packet = make(client(to), to, b"hello");
         let output = IN.carry(&make(client(to), (pod, TARGET), b"hello"));
         let other = make(client(to), (to.0, PORT + 1), b"");
+        let for_an_unknown_pod = case(
+            format!("{kind}_node_port_of_another_machine_for_an_unknown_pod"),
+            IN.carry(&packet.within(peer, own).tag(0x3ff)),
+        )
+        .with(node_ports);
         cases.extend([
             case(
                 format!("{kind}_node_port_of_another_machine"),
@@ -135,12 +140,11 @@ fn behind_an_edge() -> Vec<Case> {
             )
             .with(node_ports)
             .delivers(way(service, id), packet.length(), output.clone()),
-            case(
-                format!("{kind}_node_port_of_another_machine_for_an_unknown_pod"),
-                IN.carry(&packet.within(peer, own).tag(0x3ff)),
-            )
-            .with(node_ports)
-            .delivers(way(service, id), packet.length(), output),
+            if kind.ends_with("tcp") {
+                for_an_unknown_pod.drops(DropReason::UnknownPodSyn)
+            } else {
+                for_an_unknown_pod.delivers(way(service, id), packet.length(), output)
+            },
             case(
                 format!("{kind}_port_of_another_machine_that_is_no_node_port"),
                 IN.carry(&other.within(peer, own).tag(tag)),

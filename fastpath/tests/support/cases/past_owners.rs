@@ -1,6 +1,8 @@
 //! Slots that have had other owners, at the edge: which owner gets a packet.
 
 pub(super) mod about;
+mod affinity;
+mod datagrams;
 mod here;
 mod returned;
 
@@ -10,7 +12,7 @@ use fastpath::clock::coarse_ns;
 use xdp_prog::{
     abi::{BACKEND_DOWN, Backend, MAX_PAST_OWNERS, MODE_IPIP, Past, Pin, SERVICE_PODS, Tuple},
     process::Action,
-    reason::{ReplyReason, ToNodeReason},
+    reason::{DropReason, ReplyReason, ToNodeReason},
 };
 
 use super::{
@@ -18,7 +20,7 @@ use super::{
         packet::{ACK, End, FIN, Link, Packet, RST, SYN},
         tables::{TableSet, address_key},
     },
-    BACK, Case, Draft, EDGE_V4, EDGE_V6, IN, TCP, TO_NODE_V4, VIP_V4, VIP_V6, case, client,
+    BACK, Case, Draft, EDGE_V4, EDGE_V6, IN, TCP, TO_NODE_V4, UDP, VIP_V4, VIP_V6, case, client,
     counted, hop,
     pods::pod,
     reset_of_syn, v4, v6, way,
@@ -26,6 +28,7 @@ use super::{
 
 const SERVICE: u32 = 29;
 const PORT: u16 = 7200;
+const SECOND: u64 = 1_000_000_000;
 /// The owner of the only slot, and those before it, the newest first.
 const CURRENT: u32 = 20;
 const PAST: [u32; 2] = [21, 22];
@@ -33,24 +36,26 @@ const BACKENDS: std::ops::RangeInclusive<u32> = CURRENT..=23;
 /// Place of the list in the history.
 const LIST: u32 = 4;
 
-/// Inner and outer family.
+/// Inner and outer family, and the transport protocol.
 #[derive(Clone, Copy)]
 struct Kind {
     name: &'static str,
+    protocol: u8,
     vip: IpAddr,
     is_outer_v4: bool,
 }
 
 const KINDS: [Kind; 4] = [
-    kind("v4_in_v4", VIP_V4, true),
-    kind("v4_in_v6", VIP_V4, false),
-    kind("v6_in_v4", VIP_V6, true),
-    kind("v6_in_v6", VIP_V6, false),
+    kind("v4_in_v4", TCP, VIP_V4, true),
+    kind("v4_in_v6", TCP, VIP_V4, false),
+    kind("v6_in_v4", TCP, VIP_V6, true),
+    kind("v6_in_v6", TCP, VIP_V6, false),
 ];
 
-const fn kind(name: &'static str, vip: IpAddr, is_outer_v4: bool) -> Kind {
+const fn kind(name: &'static str, protocol: u8, vip: IpAddr, is_outer_v4: bool) -> Kind {
     Kind {
         name,
+        protocol,
         vip,
         is_outer_v4,
     }
@@ -61,12 +66,15 @@ pub(super) fn cases() -> Vec<Case> {
     for kind in KINDS {
         cases.extend(first_tries(kind));
         cases.extend(pinned(kind));
+        cases.extend(marked(kind));
     }
     cases.extend(lists(KINDS[0]));
     cases.extend(without_owner(KINDS[0]));
     cases.extend(returned::cases());
     cases.extend(here::cases());
     cases.extend(about::cases());
+    cases.extend(datagrams::cases());
+    cases.extend(affinity::cases());
     cases
 }
 
@@ -108,15 +116,26 @@ impl Kind {
         self.backend(id).tag | u16::try_from(tries << 11).unwrap()
     }
 
+    /// A segment of the client; of other protocols than TCP, a datagram.
     fn segment(self, flags: u8) -> Packet {
-        Packet::segment(client(self.to()), self.to(), flags, b"data")
+        self.segment_to(self.to(), flags)
+    }
+
+    /// The same as another end gets it.
+    fn segment_to(self, to: End, flags: u8) -> Packet {
+        let from = client(self.to());
+        match self.protocol {
+            TCP => Packet::segment(from, to, flags, b"data"),
+            UDP => Packet::udp(from, to, b"data"),
+            _ => Packet::sctp(from, to, b"data"),
+        }
     }
 
     fn flow(self) -> Tuple {
         let from = client(self.to());
         let (source, destination) = (address_key(from.0), address_key(self.vip));
         let (from, to) = (from.1.to_be_bytes(), PORT.to_be_bytes());
-        Tuple::new(source, destination, from, to, TCP)
+        Tuple::new(source, destination, from, to, self.protocol)
     }
 
     fn pin(self, id: u32) -> Pin {
@@ -131,7 +150,7 @@ impl Kind {
                 tables.backends[id as usize] = self.backend(id);
                 tables.next_hops[id as usize] = hop(&to_node(id), self.edge());
             }
-            tables.service(SERVICE, self.to(), TCP, MODE_IPIP, &[CURRENT]);
+            tables.service(SERVICE, self.to(), self.protocol, MODE_IPIP, &[CURRENT]);
             tables.service[SERVICE as usize].flags = SERVICE_PODS;
             tables.set_past(SERVICE, LIST, &PAST);
         };
@@ -224,9 +243,13 @@ fn pinned(kind: Kind) -> Vec<Case> {
     let (pin, flow) = (kind.pin(PAST[1]), kind.flow());
     let ack = |name: &str| kind.begin(name, ACK);
     let other = Pin::new(&flow, PAST[1], &kind.backend(PAST[0]), coarse_ns());
-    let fresh = Pin::new(&flow, PAST[1], &kind.backend(PAST[1]), coarse_ns());
+    let now = coarse_ns();
+    let fresh = Pin::new(&flow, PAST[1], &kind.backend(PAST[1]), now);
     let down = move |tables: &mut TableSet| {
         tables.backends[PAST[1] as usize].flags |= BACKEND_DOWN;
+    };
+    let unresolved = |tables: &mut TableSet| {
+        tables.backends[PAST[1] as usize].next_hop = 0;
     };
     let current = |draft: Draft| kind.sends(draft, ACK, CURRENT, 3);
     let unmarked = move |tables: &mut TableSet| {
@@ -252,23 +275,8 @@ fn pinned(kind: Kind) -> Vec<Case> {
             PAST[1],
             3,
         )
-        .pins([[].into(), [(flow, fresh)].into()]),
-        kind.sends(
-            kind.begin("syn_takes_a_pin_away", SYN)
-                .with(keep(kind, pin)),
-            SYN,
-            CURRENT,
-            0,
-        )
-        .pins([[].into(), [].into()]),
-        kind.sends(
-            kind.begin("syn_takes_a_young_pin_away", SYN)
-                .with(keep_young(kind, pin)),
-            SYN,
-            CURRENT,
-            0,
-        )
-        .pins([[].into(), [].into()]),
+        .pins([[].into(), [(flow, fresh)].into()])
+        .until(now + SECOND),
         current(ack("pins_are_not_looked_for_where_there_are_none").with(unmarked)),
         current(ack("pin_to_a_backend_whose_id_is_anothers_is_none").with(keep(kind, other))),
         current(
@@ -276,9 +284,70 @@ fn pinned(kind: Kind) -> Vec<Case> {
                 .with(keep(kind, pin))
                 .with(down),
         ),
+        ack("pin_to_a_backend_that_has_no_next_hop_for_a_moment_stays")
+            .with(keep(kind, pin))
+            .with(unresolved)
+            .drops(DropReason::NextHopUnresolved),
         current(
             ack("pin_to_an_id_beyond_the_table_is_none").with(keep(kind, Pin(pin.0 | 0xffff_0000))),
         ),
+    ]
+}
+
+/// A SYN marks the flow's pins. After that, the current owner comes first.
+fn marked(kind: Kind) -> Vec<Case> {
+    let (pin, flow) = (kind.pin(PAST[1]), kind.flow());
+    let marked = pin.marked(CURRENT);
+    let syn = |name: &str| kind.begin(name, SYN);
+    let goes = |draft: Draft| kind.sends(draft, SYN, CURRENT, 0);
+    let ack = |name: &str| kind.begin(name, ACK);
+    let current = |draft: Draft| kind.sends(draft, ACK, CURRENT, 3);
+    let kept = |pin| [[(flow, pin)].into(), [].into()];
+    let young = |pin| [[].into(), [(flow, pin)].into()];
+    let both = |tables: &mut TableSet| {
+        keep(kind, pin)(tables);
+        keep_young(kind, kind.pin(PAST[0]))(tables);
+    };
+    let syn_frame = || IN.carry(&kind.segment(SYN));
+    let to_current = kind.pin(CURRENT);
+    let unmarked = |tables: &mut TableSet| {
+        tables.pins[0].insert(flow, pin);
+    };
+    vec![
+        goes(syn("syn_marks_a_pin").with(keep(kind, pin))).pins(kept(marked)),
+        goes(syn("syn_marks_a_young_pin").with(keep_young(kind, pin))).pins(young(marked)),
+        goes(syn("syn_marks_both_pins").with(both)).pins([
+            [(flow, marked)].into(),
+            [(flow, kind.pin(PAST[0]).marked(CURRENT))].into(),
+        ]),
+        goes(syn("syn_marks_a_pin_anew").with(keep(kind, pin.marked(23)))).pins(kept(marked)),
+        goes(syn("syn_leaves_a_pin_to_the_current_owner").with(keep(kind, to_current))),
+        goes(syn("syn_looks_for_no_pins_where_there_are_none").with(unmarked)),
+        current(ack("current_owner_comes_before_a_marked_pin").with(keep(kind, marked))),
+        current(
+            ack("current_owner_comes_before_a_young_marked_pin").with(keep_young(kind, marked)),
+        ),
+        current(
+            ack("another_owner_than_that_of_the_syn_comes_before_a_marked_pin")
+                .with(keep(kind, pin.marked(23))),
+        ),
+        current(
+            ack("segment_after_a_syn_goes_where_the_syn_went")
+                .with(keep(kind, pin))
+                .after(syn_frame()),
+        )
+        .pins(kept(marked)),
+        // The SYN was forged: all that it costs is one return.
+        kind.sends(
+            ack("segment_after_the_return_of_a_marked_flow_goes_to_its_pin")
+                .with(keep(kind, pin))
+                .after(syn_frame())
+                .after(kind.returned_by(CURRENT, 3)),
+            ACK,
+            PAST[1],
+            3,
+        )
+        .pins(kept(pin)),
     ]
 }
 
@@ -392,6 +461,10 @@ fn without_owner(kind: Kind) -> Vec<Case> {
     vec![
         kind.case("syn_without_a_current_owner_is_refused", IN.carry(&syn))
             .with(none)
+            .replies(ReplyReason::Reset, refused.clone()),
+        kind.case("syn_without_a_current_owner_marks_no_pin", IN.carry(&syn))
+            .with(none)
+            .with(keep(kind, kind.pin(PAST[1])))
             .replies(ReplyReason::Reset, refused),
         kind.sends(
             kind.begin(

@@ -457,29 +457,30 @@ fn malformed() -> Vec<Case> {
     ]
 }
 
-/// What may begin a flow takes another pod of the service; nothing reaches a pod outside of it.
+/// A datagram takes another pod of the service, a connection none; nothing reaches a pod outside of the service.
 fn unknown_tags() -> Vec<Case> {
     const NOBODY: u16 = 0x3ff;
     let mut cases = Vec::new();
     for (kind, (service, to), make) in KINDS {
         let packet = make(client(to), to, b"hello");
+        let case = |name: &str| case_here(format!("{kind}_{name}"), from_edge(&packet, NOBODY));
+        let without_others = case("for_an_unknown_pod_without_others_drops")
+            .with(|tables| tables.service[service.service as usize].local.0 = 0);
+        // The TCP segment of this kind is a SYN.
+        if kind.ends_with("tcp") {
+            let reason = DropReason::UnknownPodSyn;
+            cases.push(case("for_an_unknown_pod_drops").drops(reason));
+            cases.push(without_others.drops(reason));
+            continue;
+        }
         let [(address, ..), _] = pods_like(to.0);
         let output = IN.carry(&make(client(to), at(address), b"hello"));
-        cases.push(
-            case_here(
-                format!("{kind}_for_an_unknown_pod_begins_with_another"),
-                from_edge(&packet, NOBODY),
-            )
-            .delivers(service, packet.length(), output),
-        );
-        cases.push(
-            case_here(
-                format!("{kind}_for_an_unknown_pod_without_others_drops"),
-                from_edge(&packet, NOBODY),
-            )
-            .with(|tables| tables.service[service.service as usize].local.0 = 0)
-            .drops(DropReason::UnknownPod),
-        );
+        cases.push(case("for_an_unknown_pod_goes_to_another").delivers(
+            service,
+            packet.length(),
+            output,
+        ));
+        cases.push(without_others.drops(DropReason::UnknownPod));
     }
     let to = PODS_V4_TCP.1;
     for (name, flags) in [
@@ -498,7 +499,7 @@ fn unknown_tags() -> Vec<Case> {
             .drops(DropReason::UnknownPod),
         );
     }
-    let (alone, to) = OTHER_ALONE;
+    let (_, to) = OTHER_ALONE;
     let syn = Packet::tcp(client(to), to, b"");
     let ack = Packet::segment(client(to), to, ACK, b"");
     let recycled = |tables: &mut TableSet| {
@@ -511,14 +512,15 @@ fn unknown_tags() -> Vec<Case> {
     };
     cases.extend([
         case_here(
-            "syn_with_the_tag_of_another_services_pod_stays_in_its_service",
+            "syn_with_the_tag_of_another_services_pod_drops",
             from_edge(&syn, TAG_V4),
         )
-        .delivers(
-            alone,
-            syn.length(),
-            IN.carry(&Packet::tcp(client(to), at(OTHER_POD_V4), b"")),
-        ),
+        .drops(DropReason::UnknownPodSyn),
+        case_here("syn_whose_pod_has_left_this_machine_drops", {
+            from_edge(&syn, OTHER_TAG_V4)
+        })
+        .with(|tables| tables.backends[OTHER_HERE_V4 as usize].flags &= !BACKEND_LOCAL)
+        .drops(DropReason::UnknownPodSyn),
         case_here(
             "ack_with_the_tag_of_another_services_pod_and_no_way_to_the_client_drops",
             from_edge(&ack, TAG_V4),

@@ -1,6 +1,7 @@
 //! Segments with tries, at the node: which connections are known here, and what is returned to the edge.
 
 mod about;
+mod datagrams;
 
 use std::net::IpAddr;
 
@@ -85,6 +86,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend(what_is_never_returned());
     cases.extend(headers(OF_PODS[0]));
     cases.extend(about::cases());
+    cases.extend(datagrams::cases());
     cases
 }
 
@@ -352,16 +354,16 @@ fn pods_that_are_not_here(kind: Kind) -> Vec<Case> {
         );
         cases.push(kind.returns(draft, &packet, NOBODY, 2));
     }
-    let syn = kind.segment(SYN);
-    let input = IN.carry(&kind.outer(&syn, NOBODY, 2));
-    let draft = case_here(
-        format!(
-            "{}_syn_for_a_pod_that_is_not_here_begins_with_another",
-            kind.name
-        ),
-        input,
-    );
-    cases.push(kind.delivers(draft, SYN, kind.own_port()));
+    for (name, tag, tries) in [
+        ("syn", NOBODY, 0),
+        ("syn_with_tries", NOBODY, 2),
+        ("syn_that_seems_returned", 0x8000 | NOBODY, 0),
+    ] {
+        let syn = kind.segment(SYN);
+        let input = IN.carry(&kind.outer(&syn, tag, tries));
+        let name = format!("{}_{name}_for_a_pod_that_is_not_here_drops", kind.name);
+        cases.push(case_here(name, input).drops(DropReason::UnknownPodSyn));
+    }
     let packet = kind.segment(ACK);
     let input = IN.carry(&kind.outer(&packet, 0x8000 | NOBODY, 2));
     let draft = case_here(
@@ -372,11 +374,11 @@ fn pods_that_are_not_here(kind: Kind) -> Vec<Case> {
     cases
 }
 
-/// A SYN begins a connection, and datagrams have none.
+/// A SYN begins a connection.
 fn what_is_never_returned() -> Vec<Case> {
     let mut cases = Vec::new();
-    for (kind, (service, to), make) in KINDS {
-        // The TCP segment of this kind is a SYN.
+    let syns = KINDS.iter().filter(|(kind, ..)| kind.ends_with("tcp"));
+    for &(kind, (service, to), make) in syns {
         let packet = make(client(to), to, b"hello");
         let [(address, tag, _), _] = pods_like(to.0);
         let input = IN.carry(&packet.within(PEER_V4, EDGE_V4).tag(tag | 3 << 11));

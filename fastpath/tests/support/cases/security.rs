@@ -127,14 +127,23 @@ fn spoofed_tags(kind: Kind, outer: OuterEnds) -> Vec<Case> {
     for (what, tag) in [
         ("with_the_tag_of_another_services_pod", foreign),
         ("with_that_tag_and_its_highest_bit", 0x8000 | foreign),
-        ("with_that_tag_and_its_other_upper_bits", 0x7800 | foreign),
+        ("with_that_tag_and_all_tries", 0x7800 | foreign),
     ] {
-        cases.push(named(what, tagged(&first, tag)).delivers(
-            way(SERVICE, id),
-            first.length(),
-            delivered.clone(),
-        ));
+        let draft = named(what, tagged(&first, tag));
+        cases.push(if kind.protocol == TCP {
+            draft.drops(DropReason::UnknownPodSyn)
+        } else if tag & 0xf800 == 0x7800 {
+            let returned = first.within(outer.own, outer.peer).tag(0x8000 | tag);
+            draft.replies(ReplyReason::Returned, BACK.carry(&returned))
+        } else {
+            draft.delivers(way(SERVICE, id), first.length(), delivered.clone())
+        });
     }
+    let unknown = if kind.protocol == TCP {
+        DropReason::UnknownPodSyn
+    } else {
+        DropReason::UnknownPod
+    };
     cases.push(
         named(
             "with_the_tag_of_another_services_pod_where_it_has_none",
@@ -146,7 +155,7 @@ fn spoofed_tags(kind: Kind, outer: OuterEnds) -> Vec<Case> {
             // The table of all names a node that could be sent to.
             tables.set_owner(SERVICE, 1);
         })
-        .drops(DropReason::UnknownPod),
+        .drops(unknown),
     );
     if kind.protocol == TCP {
         for (what, flags) in [("ack", ACK), ("fin", FIN | ACK), ("rst", RST)] {
@@ -318,7 +327,7 @@ fn circles() -> Vec<Case> {
                 tables.config.flags |= CONFIG_NODE;
                 tables.service[service.service as usize].flags |= SERVICE_PODS;
             })
-            .drops(DropReason::UnknownPod),
+            .drops(DropReason::UnknownPodSyn),
         );
         let is_node = |tables: &mut TableSet| tables.config.flags |= CONFIG_NODE;
         cases.push(

@@ -112,11 +112,6 @@ impl NatFlows for ModelTables<'_> {
         self.nat.flows.borrow().reverse.get(key).copied()
     }
 
-    fn nat_state(&self, key: &Tuple) -> Option<NatState> {
-        let entry = self.see_nat_reverse(key)?;
-        entry.is_for(key).then(|| NatState::of(&entry))
-    }
-
     fn note_nat_reverse(&self, key: &Tuple, state: NatState) {
         if let Some(entry) = self.nat.flows.borrow_mut().reverse.get_mut(key) {
             state.store(entry);

@@ -53,7 +53,7 @@ static NUMBERED: Array<Numbered, 1> = Array::new();
 #[btf_map]
 static FLOWS: Array<u32, 1> = Array::new();
 #[btf_map]
-static PACE: Array<Pace, 1> = Array::new();
+static PACE: PerCpuArray<Pace, 1> = PerCpuArray::new();
 #[btf_map]
 static COUNTED: PerCpuArray<Counted, 1> = PerCpuArray::new();
 #[btf_map]
@@ -164,14 +164,14 @@ fn generate_list(ctx: XdpContext) -> u32 {
 fn generate_numbered(ctx: XdpContext) -> u32 {
     let send = || {
         let pace = PACE.get_ptr_mut(0)?;
-        // SAFETY: one generator runs, on one CPU at a time.
+        // SAFETY: the entry is this CPU's own, and the kernel runs a batch of frames with softirqs off.
         let pace = unsafe { &mut *pace };
         // SAFETY: the helper has no preconditions.
         if !pace.is_due(|| unsafe { bpf_ktime_get_ns() }) {
             return None;
         }
-        let number = pace.sent;
-        pace.worked = work(pace.work, number);
+        let number = pace.number();
+        pace.worked = work(pace.work, pace.sent);
         let (flow, place) = pace.advance(*FLOWS.get(pace.next_flow)?)?;
         let numbered = NUMBERED.get(place)?;
         let mut frame = XdpFrame::new(&ctx);

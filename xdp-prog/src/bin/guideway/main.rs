@@ -15,15 +15,16 @@ mod maps;
 mod mend;
 mod skb;
 mod sum;
+mod whole_edge;
 
 use aya_ebpf::{bindings::xdp_action, helpers::bpf_redirect, macros::xdp, programs::XdpContext};
 use context::XdpFrame;
 use maps::XdpMaps;
 use xdp_prog::{
-    process::{Action, end_without_agent, process, resume},
+    process::{Action, process, resume},
     reason::DropReason,
     stage::Stage,
-    world::{Counters as _, Tables as _},
+    world::Counters as _,
 };
 
 #[xdp(frags)]
@@ -148,6 +149,11 @@ fn guideway_returned(ctx: XdpContext) -> u32 {
 }
 
 #[xdp(frags)]
+fn guideway_returned_datagram(ctx: XdpContext) -> u32 {
+    stage(&ctx, Stage::ReturnedDatagram)
+}
+
+#[xdp(frags)]
 fn guideway_ask(ctx: XdpContext) -> u32 {
     stage(&ctx, Stage::Ask)
 }
@@ -172,6 +178,12 @@ fn guideway_punt(ctx: XdpContext) -> u32 {
     mend::punt(&ctx)
 }
 
+/// In place of [`guideway_punt`] where the kernel has no AF_XDP.
+#[xdp(frags)]
+fn guideway_unpunted(ctx: XdpContext) -> u32 {
+    mend::end_without_agent(&ctx)
+}
+
 #[inline(always)]
 fn stage(ctx: &XdpContext, stage: Stage) -> u32 {
     let tables = if stage.takes_mended() {
@@ -181,21 +193,8 @@ fn stage(ctx: &XdpContext, stage: Stage) -> u32 {
     };
     let ingress = tables.ingress();
     let mut frame = XdpFrame::of(ctx, matches!(stage, Stage::Receive | Stage::Local));
-    match resume(stage, &mut frame, &tables, ingress) {
-        // What goes back by the device that it came in by has come back by another one.
-        Action::Transmit if stage.takes_mended() && tables.is_mended() => redirect(ingress),
-        // A kernel without AF_XDP has no such program.
-        Action::Continue(Stage::Punt)
-            if matches!(
-                stage,
-                Stage::Fragment | Stage::FragmentWithin | Stage::Answer
-            ) =>
-        {
-            tables.tail_call(Stage::Punt);
-            to_xdp_action(&tables, end_without_agent(&tables))
-        }
-        action => to_xdp_action(&tables, action),
-    }
+    let action = resume(stage, &mut frame, &tables, ingress);
+    to_xdp_action(&tables, action)
 }
 
 #[inline(always)]
@@ -218,7 +217,7 @@ fn to_xdp_action(tables: &XdpMaps<'_>, action: Action) -> u32 {
     clippy::cast_sign_loss,
     reason = "the helper returns an XDP action"
 )]
-fn redirect(ifindex: u32) -> u32 {
+pub(crate) fn redirect(ifindex: u32) -> u32 {
     // SAFETY: the helper takes plain integers. An unknown ifindex fails later and is counted in `failures`.
     unsafe { bpf_redirect(ifindex, 0) as u32 }
 }

@@ -2,6 +2,7 @@
 
 mod announce;
 mod answers;
+mod clients;
 mod cpu;
 mod egress;
 mod fib;
@@ -158,9 +159,7 @@ impl Tables for XdpMaps<'_> {
 
     #[inline(always)]
     fn address_flags(&self, address: &AddressKey) -> u32 {
-        // SAFETY: the value is one aligned integer. An element that is recycled under the reader yields the flags of
-        // another address at worst.
-        unsafe { VIPS.get(*address) }.copied().unwrap_or(0)
+        address_flags(address)
     }
 
     #[inline(always)]
@@ -263,6 +262,14 @@ fn inserted(outcome: Result<(), i32>) -> Inserted {
         Err(error) if error == -EEXIST => Inserted::Exists,
         Err(_) => Inserted::Full,
     }
+}
+
+/// See [`Tables::address_flags`].
+#[inline(always)]
+pub(crate) fn address_flags(address: &AddressKey) -> u32 {
+    // SAFETY: the value is one aligned integer. An element that is recycled under the reader yields the flags of
+    // another address at worst.
+    unsafe { VIPS.get(*address) }.copied().unwrap_or(0)
 }
 
 #[inline(always)]

@@ -1,4 +1,4 @@
-//! Edge and node in one machine: is the connection of a packet known at a pod of this machine?
+//! Edge and node in one machine: is the flow of a packet known at a pod of this machine?
 //!
 //! What a node returns to an edge goes on here in the same run: to the next owner of the slot, which is asked by another
 //! tail call if it is a pod of this machine too, and gets the packet sent to its node otherwise.
@@ -8,12 +8,12 @@ use crate::{
     decide::{
         edge::{
             send::Try,
-            walk::{Ignorant, Refusal, Walk},
+            walk::{Refusal, Walk, WithId},
         },
         flow_of::{flow_of, segment_of},
         message::Messages,
         node::known::{self, Known},
-        owner::{FoundService, flow_hash, slot_index},
+        owner::{FoundService, flow_hash, no_owner, slot_index},
     },
     frame::Frame,
     ip::with_packet,
@@ -32,16 +32,6 @@ struct Question {
     index: u32,
     /// Where a packet goes on that a pod gets.
     delivery: Stage,
-}
-
-/// The pod with this id.
-struct Here(u32);
-
-impl Ignorant for Here {
-    #[inline(always)]
-    fn is<T: World>(&self, _: &T, id: u32) -> bool {
-        self.0 == id
-    }
 }
 
 /// Decides whether the pod that an earlier stage has chosen gets a bare packet, or which owner is next.
@@ -89,17 +79,21 @@ fn ask<'t, T: World>(tables: &T, question: &Question, known: HandOver) -> Verdic
         return Verdict::Drop(DropReason::TableChanged);
     };
     let (flow, attempt) = (&question.flow, Try(known.detail));
-    let walk = Walk::of(tables, question.index);
+    let walk = Walk::of(tables, question.index, flow.protocol());
     let is_current = walk.current() == known.backend;
     if (is_current || is_delivered_to(tables, known, pod))
         && known::find(tables, flow, pod, &question.segment) != Known::No
     {
-        if !is_current && attempt.left() < walk.all_tries() {
-            walk.pin(tables, flow, known.backend, pod);
-        }
+        walk.found(tables, flow, (known.backend, pod), attempt.left());
         return Verdict::Continue(question.delivery);
     }
-    let (backend, tries) = match walk.step(tables, flow, &Here(known.backend), attempt.left()) {
+    let (backend, tries) = match walk.step(tables, flow, &WithId(known.backend), attempt.left()) {
+        Ok((0, _)) if walk.is_of_datagrams() => {
+            return match question.delivery {
+                Stage::IcmpLocal => Verdict::Drop(DropReason::NoBackend),
+                _ => no_owner(tables, known.service),
+            };
+        }
         // Somebody must have it at last.
         Ok((0, _)) | Err(Refusal::OutOfTurn(_)) => return Verdict::Continue(question.delivery),
         Ok(chosen) => chosen,

@@ -13,6 +13,7 @@ use crate::{
     frame::Frame,
     ip::Ip,
     parse::{self, Packet, TcpFlags},
+    punt::unsent,
     reason::{DropReason, PassReason},
     stage::Stage,
     verdict::{Forward, Outer, Owner, Verdict},
@@ -25,6 +26,8 @@ struct SlotOfFlow {
     hash: u32,
     /// [`Service::mode`](crate::abi::Service::mode).
     mode: u32,
+    /// Whether clients keep their backends: a past owner could not return what is sent by L2 DSR.
+    has_affinity: bool,
 }
 
 /// Sends a packet with ports to the backend of its service.
@@ -52,6 +55,7 @@ pub fn balance<'t, F: Frame, A: Ip, T: Tables + HandOvers>(
             table,
             hash: flow_hash(tables, 0, flow),
             mode: MODE_IPIP,
+            has_affinity: false,
         },
         None => match slot_by_rules(frame, tables, packet, flow, (service, check)) {
             Ok(slot) => slot,
@@ -60,7 +64,7 @@ pub fn balance<'t, F: Frame, A: Ip, T: Tables + HandOvers>(
     };
     let index = slot_index(slot.table, slot.hash);
     let owners = tables.slot(index).unwrap_or_default();
-    if owners.has_past() {
+    if owners.has_past() || slot.has_affinity {
         tables.hand_over(HandOver {
             service,
             backend: index,
@@ -110,6 +114,7 @@ fn slot_by_rules<'t, F: Frame, A: Ip, T: Tables + HandOvers>(
         table: found.entry.word,
         hash: flow_hash(tables, found.entry.affinity, flow),
         mode: found.entry.mode,
+        has_affinity: found.entry.affinity != 0 && found.entry.mode == MODE_IPIP,
     })
 }
 
@@ -181,7 +186,10 @@ pub fn forward<'t, A: Ip, T: Tables + HandOvers>(
     if packet.hop_limit <= 1 {
         return Ok(Verdict::Answer(Answer::TIME_EXCEEDED));
     }
-    let hop = next_hop(tables, backend)?;
+    let hop = match next_hop(tables, backend) {
+        Ok(hop) => hop,
+        Err(reason) => return Ok(unsent(tables, owner.id, reason)),
+    };
     let outer = match mode {
         _ if backend.flags & BACKEND_NAT != 0 => Outer::None,
         // A router would send the packet back to us, because it is still addressed to the VIP.

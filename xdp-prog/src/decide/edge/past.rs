@@ -1,19 +1,27 @@
-//! Packets of slots that have had other owners: TCP segments, their fragments, and ICMP errors about them.
+//! Packets of slots that have had other owners: segments and datagrams, their fragments, and ICMP errors about them.
 //!
 //! A new connection goes to the slot's current owner. So does a segment of any other connection, with tries: the node
 //! returns it if it does not know its connection, and the edge goes on with the walk over the slot's past
 //! owners. The owner that kept the connection is remembered in a pin, which sends the following segments straight to it.
+//!
+//! Nothing tells the first datagram of a flow from the others, and a pod that gets one of another pod's flow does not refuse
+//! it. So for some minutes after the slot has changed hands, the walk of a datagram without a pin begins at the newest past
+//! owner. A service without backends refuses it at once: a datagram that nobody knew would end at its last node, and a client
+//! waits for the refusal. What begins an association of SCTP goes the same way: were it sent to the current owner straight, what follows it
+//! would meet the client's last association at a past owner.
 
 use crate::{
     abi::Tuple,
     decide::{
+        allowance::take_return,
         edge::{
+            affinity::Affinity,
             send::Try,
             walk::{Walk, valid_pin},
         },
         flow_of::{flow_of, segment_of},
         message::Messages,
-        owner::no_owner,
+        owner::{FoundService, no_owner},
     },
     frame::Frame,
     ip::with_packet,
@@ -38,7 +46,14 @@ fn choose<'t, F: Frame, A: Messages, T: World>(
     packet: &Packet<A>,
     known: HandOver,
 ) -> Verdict<'t> {
-    let walk = Walk::of(tables, known.backend);
+    let (Some(flow), Some(found)) = (
+        flow_of(frame, packet, known.ports),
+        FoundService::handed_over(tables, known.service),
+    ) else {
+        return Verdict::Drop(DropReason::TableChanged);
+    };
+    let affinity = Affinity::of(&found.entry, flow.source.key());
+    let walk = Walk::of(tables, known.backend, flow.protocol);
     let begins = segment_of(frame, packet).flags.begins_connection();
     let to = |(backend, tries)| {
         tables.hand_over(HandOver {
@@ -48,41 +63,104 @@ fn choose<'t, F: Frame, A: Messages, T: World>(
         });
         Verdict::Continue(Stage::Send)
     };
-    if walk.is_pinned()
-        && let Some(flow) = flow_of(frame, packet, known.ports)
+    if walk.is_of_datagrams() {
+        return match owner_for_datagram(tables, &walk, &flow.tuple(), &affinity) {
+            (0, _) if packet.protocol == A::ICMP => Verdict::Drop(DropReason::NoBackend),
+            (0, _) => no_owner(tables, known.service),
+            chosen => to(chosen),
+        };
+    }
+    if !begins
+        && walk.is_pinned()
+        && let Some((backend, _)) = pinned(tables, &walk, &flow.tuple())
     {
-        let flow = flow.tuple();
-        if begins {
-            tables.remove_pin(PinTable::Kept, &flow);
-            tables.remove_pin(PinTable::Young, &flow);
-        } else if let Some(backend) = pinned(tables, &flow) {
-            return to((backend, walk.all_tries()));
+        return to((backend, walk.all_tries()));
+    }
+    let kept = affinity.kept(tables, &walk);
+    if begins {
+        let owner = if kept == 0 { walk.current() } else { kept };
+        // A SYN that nobody gets says nothing.
+        if owner == 0 {
+            return no_owner(tables, known.service);
         }
+        if walk.is_pinned() {
+            walk.mark_pins(tables, &flow.tuple(), owner);
+        }
+        affinity.note(tables, owner);
+        return to((owner, 0));
+    }
+    if kept != 0 {
+        return to((kept, walk.all_tries()));
     }
     match walk.current() {
-        0 if begins || !walk.has_past() => no_owner(tables, known.service),
+        0 if !walk.has_past() => no_owner(tables, known.service),
         // The service has lost all of its backends, which says nothing about its connections.
         0 => match walk.newest(tables) {
             Some(newest) => to(newest),
             None if packet.protocol == A::ICMP => Verdict::Drop(DropReason::NoBackend),
             None => no_owner(tables, known.service),
         },
-        owner if begins => to((owner, 0)),
         owner => to((owner, walk.all_tries())),
     }
 }
 
-/// Returns the backend that a flow is pinned to, if it may be tried. A young pin is kept once its owner would have
-/// returned the flow.
+/// Returns the owner that a datagram goes to, and the tries that are left after it; id 0 if there is none.
 #[inline(always)]
-fn pinned<T: World>(tables: &T, flow: &Tuple) -> Option<u32> {
-    if let Some(pin) = valid_pin(tables, PinTable::Kept, flow) {
-        return Some(pin.backend());
+fn owner_for_datagram<T: World>(
+    tables: &T,
+    walk: &Walk,
+    flow: &Tuple,
+    affinity: &Affinity,
+) -> (u32, u32) {
+    if walk.is_pinned()
+        && let Some((backend, table)) = pinned(tables, walk, flow)
+    {
+        return match table {
+            PinTable::Kept => {
+                affinity.renew(tables, backend);
+                (backend, walk.all_tries())
+            }
+            PinTable::Young => (backend, walk.tries_after(tables, backend)),
+        };
+    }
+    let kept = affinity.kept(tables, walk);
+    if kept != 0 {
+        affinity.note(tables, kept);
+        // It stays there when the owner takes no new connections any more.
+        walk.expect(tables, flow, kept, 0);
+        return (kept, 0);
+    }
+    if walk.current() != 0
+        && walk.has_just_changed(tables)
+        && let Some((newest, tries)) = walk.newest(tables)
+        && take_return(tables)
+    {
+        walk.expect(tables, flow, newest, tries);
+        return (newest, tries);
+    }
+    affinity.note(tables, walk.current());
+    (walk.current(), 0)
+}
+
+/// Returns the backend that a flow is pinned to, if it may be tried, and no SYN has come since, and the table that has the
+/// pin. A young pin is kept once its owner would have returned the flow. That of datagrams to the current owner stays young:
+/// it spares them walks for some minutes, and later they go there without it.
+#[inline(always)]
+fn pinned<T: World>(tables: &T, walk: &Walk, flow: &Tuple) -> Option<(u32, PinTable)> {
+    if let Some(pin) = valid_pin(tables, PinTable::Kept, flow)
+        && !pin.is_marked()
+    {
+        return Some((pin.backend(), PinTable::Kept));
     }
     let pin = valid_pin(tables, PinTable::Young, flow)?;
-    if pin.has_stood(tables.now()) {
+    if pin.is_marked() {
+        return None;
+    }
+    let is_passing = walk.is_of_datagrams() && pin.backend() == walk.current();
+    if !is_passing && pin.has_stood(tables.now()) {
         tables.set_pin(PinTable::Kept, flow, pin);
         tables.remove_pin(PinTable::Young, flow);
+        return Some((pin.backend(), PinTable::Kept));
     }
-    Some(pin.backend())
+    Some((pin.backend(), PinTable::Young))
 }

@@ -1,10 +1,11 @@
-//! A packet that a node has returned, because it does not know its connection.
+//! A packet that a node has returned, because it does not know its flow.
 //!
 //! The packet must come from the node that it was sent to, and to the outer source that it had. The walk tells
-//! which owner is next.
+//! which owner is next. Datagrams have a stage of their own, which reads the packet anew: the kernel verifies the two kinds
+//! of walks apart.
 
 use crate::{
-    abi::{AddressKey, BACKEND_V4, Backend, DeliveryKey, Tag},
+    abi::{AddressKey, BACKEND_V4, Backend, DeliveryKey, Tag, Tuple},
     decide::{
         address::outer_addresses,
         edge::{
@@ -25,7 +26,7 @@ use crate::{
     stage::Stage,
     verdict::{Decap, Outer, Verdict},
     wire::protocol,
-    world::{Answer, HandOver, World},
+    world::{Answer, HandOver, PinTable, World},
 };
 
 /// The outer header of a returned packet, in whole words, because it lies on the BPF stack.
@@ -46,20 +47,34 @@ impl Sender {
     }
 }
 
-/// Chooses the next owner, for which [`send`](super::send) goes on with the packet behind the outer header.
+/// Chooses the next owner, for which [`send`](super::send) goes on with the packet behind the outer header. Packets of
+/// datagrams are left for their own stage, unless this is it.
 ///
 /// # Errors
 ///
 /// Returns the verdict on a packet that is not tried again.
 #[inline(always)]
-pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Result<Decap, Verdict<'t>> {
+pub fn decide<'t, const OF_DATAGRAMS: bool, F: Frame, T: World>(
+    frame: &F,
+    tables: &'t T,
+) -> Result<Decap, Verdict<'t>> {
     let decap = with_packet!(frame, outer => open(&outer), reason => Err(Verdict::Pass(reason)))?;
     let Some(decap) = decap.relayed(tables) else {
         return Err(Verdict::Drop(DropReason::StageMissing));
     };
-    let known = with_packet!(frame, decap.inner, at decap.inner_l3,
-        packet => next(frame, tables, &packet, &decap),
+    let question = with_packet!(frame, decap.inner, at decap.inner_l3,
+        packet => read(frame, tables, &packet, &decap),
         _ => Err(not_returned(tables)))?;
+    if !OF_DATAGRAMS && question.flow.protocol() != protocol::TCP {
+        return Err(Verdict::Continue(Stage::ReturnedDatagram));
+    }
+    // A constant: the compiler leaves the other kind of walk out.
+    let kind = if OF_DATAGRAMS {
+        protocol::UDP
+    } else {
+        protocol::TCP
+    };
+    let known = next(frame, tables, &question, &decap, kind)?;
     tables.hand_over(known);
     Ok(decap)
 }
@@ -80,13 +95,23 @@ fn not_returned<'t, T: World>(tables: &T) -> Verdict<'t> {
     Verdict::Continue(Stage::Decap)
 }
 
+/// What the owners of a slot are asked about.
+struct Question {
+    flow: Tuple,
+    /// Service id.
+    service: u32,
+    /// Index of the slot.
+    index: u32,
+}
+
+/// Finds the slot of the flow of a packet that may be returned.
 #[inline(always)]
-fn next<'t, F: Frame, A: Messages, T: World>(
+fn read<'t, F: Frame, A: Messages, T: World>(
     frame: &F,
     tables: &'t T,
     packet: &Packet<A>,
     decap: &Decap,
-) -> Result<HandOver, Verdict<'t>> {
+) -> Result<Question, Verdict<'t>> {
     if packet.length > decap.inner_room {
         return Err(not_returned(tables));
     }
@@ -102,21 +127,44 @@ fn next<'t, F: Frame, A: Messages, T: World>(
     if !tables.slot(index).unwrap_or_default().has_past() {
         return Err(not_returned(tables));
     }
-    let Some((node, edge)) = outer_addresses(frame, decap.l3) else {
-        return Err(not_returned(tables));
-    };
-    let sender = Sender {
-        node,
-        edge,
-        tag: decap.tag.0.into(),
-    };
     if flags.begins_connection() {
         return Err(Verdict::Drop(DropReason::ReturnUnexpected));
     }
-    let walk = Walk::of(tables, index);
-    let tuple = flow.tuple();
-    let (backend, tries) = match walk.step(tables, &tuple, &sender, sender.tag().tries()) {
-        Ok((0, _)) => return Err(Verdict::Answer(Answer::refuse_inner(A::FAMILY))),
+    Ok(Question {
+        flow: flow.tuple(),
+        service: found.id,
+        index,
+    })
+}
+
+/// Chooses the owner that is next. What was read is relayed, so that the kernel verifies this once for both families.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "takes the halves")]
+fn next<'t, F: Frame, T: World>(
+    frame: &F,
+    tables: &'t T,
+    question: &Question,
+    decap: &Decap,
+    protocol: u8,
+) -> Result<HandOver, Verdict<'t>> {
+    let tag = u64::from(decap.tag.0);
+    let words = [question.service.into(), question.index.into(), tag, 0];
+    let Some([service, index, tag, _]) = tables.relay(words) else {
+        return Err(Verdict::Drop(DropReason::StageMissing));
+    };
+    let flow = &question.flow;
+    let Some((node, edge)) = outer_addresses(frame, decap.l3) else {
+        return Err(not_returned(tables));
+    };
+    let sender = Sender { node, edge, tag };
+    let walk = Walk::of(tables, index as u32, protocol);
+    let (backend, tries) = match walk.step(tables, flow, &sender, sender.tag().tries()) {
+        // Inside an outer header, a datagram gets no answer. Without a pin, the flow's next one is refused as it comes.
+        Ok((0, _)) if walk.is_of_datagrams() => {
+            tables.remove_pin(PinTable::Young, flow);
+            return Err(Verdict::Drop(DropReason::NoBackend));
+        }
+        Ok((0, _)) => return Err(Verdict::Answer(Answer::refuse_inner(decap.inner))),
         Ok(chosen) => chosen,
         // This machine may be a router between an edge and its nodes.
         Err(Refusal::OutOfTurn(tried)) if is_sent_elsewhere(tables, tried, &sender) => {
@@ -125,9 +173,9 @@ fn next<'t, F: Frame, A: Messages, T: World>(
         Err(Refusal::OutOfTurn(_)) => return Err(Verdict::Drop(DropReason::ReturnRefused)),
         Err(Refusal::Dropped(reason)) => return Err(Verdict::Drop(reason)),
     };
-    walk.expect(tables, &tuple, backend, tries);
+    walk.expect(tables, flow, backend, tries);
     Ok(HandOver {
-        service: found.id,
+        service: service as u32,
         backend,
         ports: flow.ports(),
         detail: Try::again(tries).0,

@@ -74,6 +74,10 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> (Verdict<'t>,
     match verdict {
         // The frame has been on the way to a node. Where it would be sent back to is not the client.
         Verdict::Answer(_) if is_retry => (Verdict::Drop(DropReason::MtuExceeded), true),
+        // It would come back as a packet of the client's, with all tries.
+        Verdict::Continue(Stage::Punt) if is_retry => {
+            (Verdict::Drop(DropReason::NextHopUnresolved), true)
+        }
         verdict => (verdict, is_retry),
     }
 }

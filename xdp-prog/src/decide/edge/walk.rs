@@ -11,18 +11,49 @@
 //!
 //! Each try at another machine is pinned, and the last one takes the pin away. So the pin that stays is that of the owner
 //! which kept the connection. What this machine's own pods know shows at once, and is pinned then.
+//!
+//! If the flow has a pin nevertheless, what the first owner returns goes there, without a walk and its allowance: the packet
+//! was under way when another one of the flow was pinned, or a SYN has marked the pin ([`Pin`]) and was forged.
+//!
+//! A datagram does not tell whether its flow is new, and no owner refuses it. So its walk begins at the newest past owner, and
+//! the edge pays for it before the first try:
+//!
+//! ```text
+//! tries left    count + 1   count         ...   count - 2     0
+//! tried         the pin     newest past   ...   third newest  current
+//! ```
+//!
+//! Each try is pinned, the last one too. A datagram that finds the young pin of a walk has the tries that the walk has left
+//! there, and makes the rest of the walk by itself.
 
 use crate::{
     abi::{Backend, MAX_PAST_OWNERS, Past, Pin, Tuple},
     decide::allowance::take_return,
     reason::DropReason,
+    wire::protocol,
     world::{PinTable, World},
 };
+
+/// How long after a change of its slot's owner a flow of datagrams without a pin is looked for at past owners, in seconds:
+/// as long as a node knows a flow that idles (RFC 4787 section 4.3).
+const DATAGRAM_SECONDS: u16 = 300;
+/// Largest number of past owners at which a datagram is tried.
+const MOST_TRIED_WITH_DATAGRAMS: u32 = 3;
 
 /// The backend that did not know a packet's connection.
 pub(super) trait Ignorant {
     /// Tells whether this backend is the one.
     fn is<T: World>(&self, tables: &T, id: u32) -> bool;
+}
+
+/// The backend with this id.
+pub(super) struct WithId(pub(super) u32);
+
+impl Ignorant for WithId {
+    #[inline(always)]
+    fn is<T: World>(&self, _: &T, id: u32) -> bool {
+        self.0 == id
+    }
 }
 
 /// Why a packet is not tried again.
@@ -39,17 +70,32 @@ pub(super) struct Walk {
     past: Past,
     /// Id of the current owner; 0 for none.
     current: u32,
+    /// Transport protocol of the flow; a word, because it may lie on the BPF stack.
+    protocol: u32,
 }
 
 impl Walk {
-    /// Finds the owners of a slot.
+    /// Finds the owners of a slot, for a packet of a flow of this transport protocol.
     #[inline(always)]
-    pub(super) fn of<T: World>(tables: &T, index: u32) -> Self {
+    pub(super) fn of<T: World>(tables: &T, index: u32, protocol: u8) -> Self {
+        let slot = tables.slot(index).unwrap_or_default();
         Self {
             index,
-            past: tables.past(index),
-            current: tables.slot(index).unwrap_or_default().owner(),
+            // The word of a slot without a past says nothing.
+            past: if slot.has_past() {
+                tables.past(index)
+            } else {
+                Past::default()
+            },
+            current: slot.owner(),
+            protocol: protocol.into(),
         }
+    }
+
+    /// Tells whether the flow has no beginning that a packet shows: all but TCP.
+    #[inline(always)]
+    pub(super) const fn is_of_datagrams(&self) -> bool {
+        self.protocol != protocol::TCP as u32
     }
 
     /// Returns the id of the current owner; 0 for none.
@@ -80,6 +126,27 @@ impl Walk {
         }
     }
 
+    /// Tells whether the slot changed hands a short while ago, so that flows of datagrams are looked for at past owners.
+    #[inline(always)]
+    pub(super) fn has_just_changed<T: World>(&self, tables: &T) -> bool {
+        self.has_past()
+            && tables
+                .past_owner(self.past.offset())
+                .has_ended_within(DATAGRAM_SECONDS, tables.now())
+    }
+
+    /// Returns the tries that a walk of datagrams has left after it has tried an owner; all of them if it does not try the
+    /// owner as a past one.
+    #[inline(always)]
+    pub(super) fn tries_after<T: World>(&self, tables: &T, id: u32) -> u32 {
+        for place in 0..MOST_TRIED_WITH_DATAGRAMS {
+            if place < self.past.count() && self.past_owner(tables, place) == id {
+                return self.past.count() - place;
+            }
+        }
+        self.all_tries()
+    }
+
     /// Returns the owner that follows one which did not know the flow, and the tries that are left after it; id 0 if
     /// there is none.
     #[inline(always)]
@@ -106,13 +173,21 @@ impl Walk {
                 return Err(Refusal::OutOfTurn(tried));
             }
             if self.current != 0 {
-                return Ok((self.current, tries));
+                let left = if self.is_of_datagrams() { 0 } else { tries };
+                return Ok((self.current, left));
+            }
+        } else if self.is_of_datagrams() {
+            if is_first {
+                return Ok((self.current, 0));
             }
         } else if is_first || self.begins_with_past(tables, tries) {
+            if let Some(pinned) = self.pinned_elsewhere(tables, flow, ignorant) {
+                return Ok((pinned, self.all_tries()));
+            }
             if !take_return(tables) {
                 return Err(Refusal::Dropped(DropReason::ReturnLimited));
             }
-            // The owner that did not know the flow may be the one that it is pinned to.
+            // If one is left, it is to the owner that did not know the flow, or does not count.
             if self.past.is_pinned() {
                 tables.remove_pin(PinTable::Kept, flow);
             }
@@ -129,10 +204,15 @@ impl Walk {
         }
     }
 
-    /// Pins a flow to an owner that is tried at another machine; takes its young pin away if no try is left.
+    /// Pins a flow to an owner that is tried at another machine; takes its young pin away if no try is left. A flow of
+    /// datagrams is pinned to any owner.
     #[inline(always)]
     pub(super) fn expect<T: World>(&self, tables: &T, flow: &Tuple, id: u32, tries: u32) {
-        if tries == 0 {
+        if self.is_of_datagrams() {
+            if let Some(backend) = tables.backend(id) {
+                self.pin(tables, flow, id, backend);
+            }
+        } else if tries == 0 {
             tables.remove_pin(PinTable::Young, flow);
         } else if tries < self.all_tries()
             && let Some(backend) = tables.backend(id)
@@ -142,12 +222,65 @@ impl Walk {
         }
     }
 
+    /// Pins a flow that a pod of this machine knows, after so many tries were left. What is at the current owner, or at its
+    /// pin, and datagrams need none: [`Self::expect`] has pinned these.
+    #[inline(always)]
+    pub(super) fn found<T: World>(
+        &self,
+        tables: &T,
+        flow: &Tuple,
+        (id, backend): (u32, &Backend),
+        tries: u32,
+    ) {
+        if id != self.current && tries < self.all_tries() && !self.is_of_datagrams() {
+            self.pin(tables, flow, id, backend);
+        }
+    }
+
     /// Pins a flow to an owner, which may turn out not to know it.
     #[inline(always)]
-    pub(super) fn pin<T: World>(&self, tables: &T, flow: &Tuple, id: u32, backend: &Backend) {
+    fn pin<T: World>(&self, tables: &T, flow: &Tuple, id: u32, backend: &Backend) {
         let pin = Pin::new(flow, id, backend, tables.now());
         tables.set_pin(PinTable::Young, flow, pin);
         tables.mark_pinned(self.index);
+    }
+
+    /// Marks the pins of a flow of which a SYN goes to this owner, unless that is the pinned one.
+    #[inline(always)]
+    pub(super) fn mark_pins<T: World>(&self, tables: &T, flow: &Tuple, owner: u32) {
+        for table in [PinTable::Kept, PinTable::Young] {
+            if let Some(pin) = tables.pin(table, flow)
+                && pin.backend() != owner
+            {
+                tables.set_pin(table, flow, pin.marked(owner));
+            }
+        }
+    }
+
+    /// Returns the owner that a flow is pinned to, if it is not the one that did not know it. A mark is taken off, unless the
+    /// SYN went to another owner than the current one, which may have the connection.
+    #[inline(always)]
+    fn pinned_elsewhere<T: World, I: Ignorant>(
+        &self,
+        tables: &T,
+        flow: &Tuple,
+        ignorant: &I,
+    ) -> Option<u32> {
+        if !self.past.is_pinned() {
+            return None;
+        }
+        for table in [PinTable::Kept, PinTable::Young] {
+            if let Some(pin) = valid_pin(tables, table, flow)
+                && (!pin.is_marked() || pin.is_marked_for(self.current))
+                && !ignorant.is(tables, pin.backend())
+            {
+                if pin.is_marked() {
+                    tables.set_pin(table, flow, pin.unmarked(tables.now()));
+                }
+                return Some(pin.backend());
+            }
+        }
+        None
     }
 
     /// Returns the id of the owner at a place of the list.
@@ -164,7 +297,7 @@ impl Walk {
 
     /// Tells whether the list has the backend.
     #[inline(always)]
-    fn lists<T: World, I: Ignorant>(&self, tables: &T, ignorant: &I) -> bool {
+    pub(super) fn lists<T: World, I: Ignorant>(&self, tables: &T, ignorant: &I) -> bool {
         for place in 0..MAX_PAST_OWNERS {
             if place >= self.past.count() {
                 break;
@@ -197,27 +330,62 @@ impl Walk {
     /// is left.
     #[inline(always)]
     fn first_from<T: World>(&self, tables: &T, from: u32) -> (u32, u32) {
-        let count = self.past.count();
+        if self.is_of_datagrams() {
+            return self.first_for_datagrams(tables, from);
+        }
         for step in 0..MAX_PAST_OWNERS {
             let place = from + step;
-            if place >= count {
+            if place >= self.past.count() {
                 break;
             }
             let id = self.past_owner(tables, place);
             if let Some(backend) = tables.backend(id)
                 && backend.may_be_tried()
             {
-                return (id, count - place);
+                return (id, self.past.count() - place);
+            }
+        }
+        (self.current, 0)
+    }
+
+    /// As [`Self::first_from`], for a datagram.
+    #[inline(always)]
+    fn first_for_datagrams<T: World>(&self, tables: &T, from: u32) -> (u32, u32) {
+        let count = self.past.count();
+        // Linux 6.1 takes a loop that begins at a variable for one without end.
+        for place in 0..MOST_TRIED_WITH_DATAGRAMS {
+            if place < from || place >= count {
+                continue;
+            }
+            let id = self.past_owner(tables, place);
+            if let Some(backend) = tables.backend(id)
+                && backend.may_be_tried()
+            {
+                // A node that cannot return it would give it to the pod, whatever it is.
+                return if is_source_spread(tables, backend) {
+                    (self.current, 0)
+                } else {
+                    (id, count - place)
+                };
             }
         }
         (self.current, 0)
     }
 }
 
-/// Returns the pin of a flow, if the backend is still the one that it was made for, and may be tried.
+/// Tells whether packets to a backend have outer sources of their flows' own, to which nothing is returned.
+#[inline(always)]
+fn is_source_spread<T: World>(tables: &T, backend: &Backend) -> bool {
+    match tables.next_hop(backend.next_hop) {
+        Some(hop) => !backend.is_own_pod() && hop.spread != 0,
+        None => false,
+    }
+}
+
+/// Returns the pin of a flow, if the backend is still the one that it was made for.
 #[inline(always)]
 pub(super) fn valid_pin<T: World>(tables: &T, table: PinTable, flow: &Tuple) -> Option<Pin> {
     let pin = tables.pin(table, flow)?;
     let backend = tables.backend(pin.backend())?;
-    (backend.may_be_tried() && pin.is_of(flow, backend)).then_some(pin)
+    (backend.may_be_pinned() && pin.is_of(flow, backend)).then_some(pin)
 }

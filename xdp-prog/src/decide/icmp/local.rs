@@ -65,11 +65,9 @@ fn sort_local<'t, F: Frame, A: Messages, T: World>(
         let Some(found) = find_with_pods(tables, &quote.flow) else {
             return Err(to_stack(place));
         };
-        let flags = TcpFlags::default();
-        let owner = tagged_owner(tables, &found, &quote.flow, flags, place.tag);
-        if is_asked(quote.flow.protocol, flags, place.tag)
-            && !is_known(tables, owner.as_ref(), &quote.flow.tuple())
-        {
+        let is_asked = is_asked(TcpFlags::default(), place.tag);
+        let owner = tagged_owner(tables, &found, &quote.flow, place.tag, is_asked);
+        if is_asked && !is_known(tables, owner.as_ref(), &quote.flow.tuple()) {
             return Err(Verdict::Continue(Stage::Return));
         }
         owner
@@ -94,7 +92,7 @@ fn sort_local<'t, F: Frame, A: Messages, T: World>(
     }
 }
 
-/// Tells whether the connection that an error is about is known at its pod.
+/// Tells whether the flow that an error is about is known at its pod.
 #[inline(always)]
 fn is_known<T: World>(tables: &T, owner: Option<&Owner<'_>>, flow: &Tuple) -> bool {
     match owner {

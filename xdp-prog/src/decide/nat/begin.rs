@@ -20,7 +20,7 @@ use crate::{
     frame::Frame,
     ip::{Ip, with_packet},
     parse::{self, Packet},
-    punt::is_mending,
+    punt::unsent,
     reason::{DropReason, PassReason},
     stage::Stage,
     verdict::Verdict,
@@ -118,17 +118,13 @@ fn begin<'t, T: World>(
     chosen: &Chosen<'t>,
     origin: &Origin,
 ) -> Result<Verdict<'t>, DropReason> {
-    // The flow has ended since the frame was punted, and the client's link is no longer known.
-    if tables.is_mended() {
-        return Err(DropReason::NatUnknownFlow);
-    }
     let arrived = &chosen.arrived;
-    let way = way(tables, arrived.family, chosen.backend)?;
-    match arrived.obstacle(way.hop.mtu) {
-        None => {}
-        // What it is cut into comes by no link of the client's, so the flow begins before that.
-        Some(answer) if answer.is_too_big() && is_mending(tables) => {}
-        Some(answer) => return Ok(Verdict::Answer(answer)),
+    let way = match way(tables, arrived.family, chosen.backend) {
+        Ok(way) => way,
+        Err(reason) => return Ok(unsent(tables, chosen.id, reason)),
+    };
+    if let Some(answer) = arrived.obstacle(way.hop.mtu) {
+        return Ok(Verdict::Answer(answer));
     }
     let progress = tables.handed_over().detail;
     let has_room = progress & MADE_ROOM != 0 || has_room(tables, arrived.service);

@@ -9,6 +9,7 @@ use super::{
     to_client::as_vip,
 };
 use crate::{
+    punt::unsent,
     reason::DropReason,
     verdict::Verdict,
     world::{Answer, NatFlows, Translation, World},
@@ -47,7 +48,7 @@ pub(super) fn to_backend<'t, T: World>(
     };
     let way = match way(tables, arrived.family, backend) {
         Ok(way) => way,
-        Err(reason) => return Err(Verdict::Drop(reason)),
+        Err(reason) => return Err(unsent(tables, entry.backend(), reason)),
     };
     let reply = reply_key(backend, way.address, entry.port(), key.protocol());
     if !is_by_nat(backend) || !entry.is_answered_as(&reply) {

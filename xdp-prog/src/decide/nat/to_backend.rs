@@ -16,6 +16,7 @@ use crate::{
     family::Family,
     frame::Frame,
     parse::{Link, TcpFlags},
+    punt::unsent,
     reason::{DropReason, PassReason},
     stage::Stage,
     verdict::{Translate, Verdict},
@@ -81,7 +82,7 @@ pub(super) fn to_backend<'t, T: World>(
     };
     let way = match way(tables, arrived.family, backend) {
         Ok(way) => way,
-        Err(reason) => return Verdict::Drop(reason),
+        Err(reason) => return unsent(tables, entry.backend(), reason),
     };
     let reply = reply_key(backend, way.address, entry.port(), key.protocol());
     if !is_by_nat(backend) || !entry.is_answered_as(&reply) {

@@ -1,12 +1,15 @@
-//! Node role: is the connection of a packet known here? The edge has other owners for it if not.
+//! Node role: is the flow of a packet known here? The edge has other owners for it if not.
 //!
-//! What is not known is returned, and no flow is noted for it.
+//! What is not known is returned, and no flow is noted for it. A datagram beyond the allowance of returns is delivered.
 
 use super::{
     flow_lookup,
     known::{self, Known},
 };
-use crate::{abi::DeliveryKey, frame::Frame, stage::Stage, verdict::Delivery, world::World};
+use crate::{
+    abi::DeliveryKey, decide::allowance::has_return, frame::Frame, stage::Stage, verdict::Delivery,
+    wire::protocol, world::World,
+};
 
 /// Returns the stage that goes on with the packet that an earlier one has handed over.
 ///
@@ -18,7 +21,7 @@ pub fn decide<F: Frame, T: World>(frame: &F, tables: &T) -> Stage {
             note_flow_and_delivery(frame, tables);
             Stage::PodFlow
         }
-        Known::ProvedByPacket => Stage::PodFlow,
+        Known::Unnoted => Stage::PodFlow,
         Known::No => Stage::Return,
     }
 }
@@ -46,5 +49,8 @@ fn find<F: Frame, T: World>(frame: &F, tables: &T) -> Known {
         return Known::No;
     };
     let segment = flow_lookup::segment(frame, &delivery);
-    known::find(tables, &forward, delivery.backend, &segment)
+    match known::find(tables, &forward, delivery.backend, &segment) {
+        Known::No if delivery.protocol != protocol::TCP && !has_return(tables) => Known::Unnoted,
+        known => known,
+    }
 }

@@ -182,9 +182,10 @@ fn decide_delivery<'t, F: Frame, A: Ip, T: Tables + Shortcuts>(
                     tables.note_shortcut(&key, generation, value);
                     Some(owner)
                 }
+                None if is_asked(flags, decap.tag) => None,
                 None => {
                     note_key = DeliveryKey::NONE;
-                    choose_pod_instead(tables, &found, &flow, flags)
+                    choose_pod_instead(tables, &found, &flow)
                 }
             }
         }
@@ -194,23 +195,20 @@ fn decide_delivery<'t, F: Frame, A: Ip, T: Tables + Shortcuts>(
             note_key,
             ..Delivery::new(packet, ports, flags, &owner, Some(decap))
         }),
-        None if is_asked(packet.protocol, flags, decap.tag) => Verdict::Continue(Stage::Return),
+        None if is_asked(flags, decap.tag) => Verdict::Continue(Stage::Return),
+        None if flags.begins_connection() => Verdict::Drop(DropReason::UnknownPodSyn),
         // A packet that was returned belongs to a connection elsewhere.
-        None if packet.protocol == protocol::TCP
-            && !flags.rst()
-            && !flags.begins_connection()
-            && !decap.tag.is_returned() =>
-        {
+        None if packet.protocol == protocol::TCP && !flags.rst() && !decap.tag.is_returned() => {
             Verdict::Answer(Answer::refuse_inner(A::FAMILY))
         }
         None => Verdict::Drop(DropReason::UnknownPod),
     }
 }
 
-/// Tells whether a packet is returned if its connection is not known here.
+/// Tells whether a packet is returned if its flow is not known here; `flags` are zero if it is no TCP segment.
 #[inline(always)]
-pub(crate) fn is_asked(protocol: u8, flags: TcpFlags, tag: Tag) -> bool {
-    tag.may_be_returned() && protocol == protocol::TCP && !flags.begins_connection()
+pub(crate) fn is_asked(flags: TcpFlags, tag: Tag) -> bool {
+    tag.may_be_returned() && !flags.begins_connection()
 }
 
 /// Returns the pod that earlier packets with the same service and tag went to.

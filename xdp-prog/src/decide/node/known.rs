@@ -1,19 +1,23 @@
-//! Node role: which connections are known here.
+//! Node role: which flows are known here.
 //!
-//! One is known if `FLOWS` has it and it has not ended a while ago: the client may use its port again by now, with another
-//! owner of its slot. One that is not proved yet is known by a segment that proves it: it acknowledges the number of the
-//! pod's SYN+ACK.
+//! A connection is known if `FLOWS` has it and it has not ended a while ago: the client may use its port again by now, with
+//! another owner of its slot. One that is not proved yet is known by a segment that proves it: it acknowledges the number of
+//! the pod's SYN+ACK.
+//!
+//! A flow of datagrams is known while it lives: to `FLOWS_DATAGRAM`, or to `FLOWS_EMBRYONIC` if the pod does not answer it.
+//! Anybody may have begun it by a datagram in the client's name. But that one took the way that the client's own take.
 
 use super::{flow_lookup, unproved};
 use crate::{
-    abi::{Backend, Tuple},
+    abi::{Backend, Tuple, age},
     flow_state,
     parse::Segment,
     verdict::SeenByPod,
+    wire::protocol,
     world::{FlowTable, World},
 };
 
-/// What is known of a connection; a word, because it may lie on the BPF stack.
+/// What is known of a flow; a word, because it may lie on the BPF stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Known {
@@ -21,8 +25,8 @@ pub(crate) enum Known {
     No,
     /// An earlier packet has proved it.
     Proved,
-    /// This packet proves it.
-    ProvedByPacket,
+    /// This packet proves it; or it is one of datagrams, and not answered yet.
+    Unnoted,
 }
 
 /// Looks for the flow that the client sends as `forward` to a pod, under the client's own port at the pod or another
@@ -70,9 +74,14 @@ fn at_port<T: World>(
     let key = Tuple::new(seen, pod.pod, port, pod.port, forward.protocol());
     let (client, service) = (forward.source_port(), forward.destination_port());
     let now = tables.now();
+    let is_tcp = forward.protocol() == protocol::TCP;
     let proved = tables.with_flow(FlowTable::Established, &key, |flow| {
-        flow.is_between(client, unseen, service, seen_by_pod.flag())
-            && !flow_state::is_over(flow, now)
+        let is_there = if is_tcp {
+            !flow_state::is_over(flow, now)
+        } else {
+            age(flow.seen, now) < flow_state::IDLE_UDP_NS
+        };
+        is_there && flow.is_between(client, unseen, service, seen_by_pod.flag())
     });
     match proved {
         Some(true) => return Known::Proved,
@@ -80,11 +89,15 @@ fn at_port<T: World>(
         None => {}
     }
     let unproved = tables.with_flow(FlowTable::Embryonic, &key, |flow| {
-        flow.is_between(client, unseen, service, seen_by_pod.flag())
-            && unproved::is_proof(flow, segment)
+        let is_there = if is_tcp {
+            unproved::is_proof(flow, segment)
+        } else {
+            age(flow.seen, now) < flow_state::IDLE_TRANSITORY_NS
+        };
+        is_there && flow.is_between(client, unseen, service, seen_by_pod.flag())
     });
     match unproved {
-        Some(true) => Known::ProvedByPacket,
+        Some(true) => Known::Unnoted,
         Some(false) | None => Known::No,
     }
 }

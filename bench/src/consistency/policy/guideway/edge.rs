@@ -77,22 +77,27 @@ impl Edge {
         second: u32,
         (longest, is_alive): (usize, &[bool]),
     ) {
+        let former = |slot: u32| former_slots(slot, table.log2(), self.table.log2());
         let lists = changed.iter().map(|slot| {
-            let former = former_slots(*slot, table.log2(), self.table.log2());
-            let former = former.map(|slot| (self.owner(slot), self.list(slot)));
+            let former = former(*slot).map(|slot| (self.owner(slot), self.list(slot)));
             let owner = table.owners()[*slot as usize];
             // All backends are pods.
             let all = past_owners(former, owner, second, |id| id != 0);
             newest_owners(all, longest, |past| is_alive[past.backend() as usize])
         });
         let lists: Vec<Vec<PastOwner>> = lists.collect();
+        let is_pinned = |slot: u32| self.is_pinned[slot as usize].get();
+        let marks: Vec<bool> = changed
+            .iter()
+            .map(|slot| former(*slot).any(is_pinned))
+            .collect();
         if table.log2() != self.table.log2() {
-            // Another run: its lists and marks are new.
+            // Another run: its lists are new, and its marks come from the slots that its flows had.
             self.lengths.fill(0);
-            self.is_pinned.fill(Cell::new(false));
         }
-        for (slot, list) in changed.iter().zip(&lists) {
+        for ((slot, list), mark) in changed.iter().zip(&lists).zip(marks) {
             self.set_list(*slot, list);
+            self.is_pinned[*slot as usize].set(mark && !list.is_empty());
         }
         self.set_table(table);
     }
@@ -118,13 +123,12 @@ impl Edge {
 
     pub(super) fn set_list(&mut self, slot: u32, list: &[PastOwner]) {
         self.history[(slot * PLACES) as usize..][..list.len()].copy_from_slice(list);
-        let length = &mut self.lengths[slot as usize];
-        if *length == 0 || list.is_empty() {
+        if list.is_empty() {
             // The mark goes with the last list.
             self.is_pinned[slot as usize].set(false);
         }
         // Lists have at most `MAX_PAST_OWNERS` entries.
-        *length = u8::try_from(list.len()).unwrap_or_default();
+        self.lengths[slot as usize] = u8::try_from(list.len()).unwrap_or_default();
     }
 
     /// Returns how many entries its lists have, equal ones counted once.

@@ -10,16 +10,17 @@ use std::{
 
 use xdp_prog::{
     abi::{
-        ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, Backend, CONFIG_NODE, Config, EdgeMac,
-        FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_RESET, IndexEntry, LocalFlow, NextHop, Past, PastOwner,
-        Pin, Pod, PodFlow, PodKey, Probe, Service, ServiceKeyV4, ServiceKeyV6, Slot, Tuple, age,
+        ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, Backend, CONFIG_NODE, Client, ClientBackend,
+        Config, EdgeMac, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_RESET, IndexEntry, LocalFlow, NextHop,
+        Past, PastOwner, Pin, Pod, PodFlow, PodKey, Probe, Service, ServiceKeyV4, ServiceKeyV6,
+        Slot, Tuple, age,
     },
     egress::Memory,
     flow_state::{IDLE_TCP_NS, IDLE_TRANSITORY_NS},
     wire::protocol,
     world::{
-        Clock, Counters, FlowTable, Flows, HandOver, HandOvers, Inserted, PinTable, Pins, Relay,
-        Tables, World,
+        Clients, Clock, Counters, FlowTable, Flows, HandOver, HandOvers, Inserted, PinTable, Pins,
+        Relay, Tables, World,
     },
 };
 
@@ -265,6 +266,15 @@ impl Tables for Network {
     fn fib_device(&self, _: &AddressKey) -> Option<u32> {
         None
     }
+}
+
+/// Services have no affinity here.
+impl Clients for Network {
+    fn client(&self, _: &Client) -> ClientBackend {
+        ClientBackend::default()
+    }
+
+    fn set_client(&self, _: &Client, _: ClientBackend) {}
 }
 
 /// Each access counts as a look-up.

@@ -31,10 +31,17 @@ fn loads_are_read_with_the_defaults_of_their_generator() {
     let text =
         "live, ipv4, udp, constant, 5000000/s, search pdr, 16 flows in-turn, frames of 64 bytes";
     assert_eq!(search.to_string(), text);
+    let loss = read("rate: 5e6, generator: live, search: rfc2544-loss").unwrap();
+    let text = "live, ipv4, udp, constant, 5000000/s and down, frame loss of RFC 2544, 16 flows in-turn, frames of 64 bytes";
+    assert_eq!(loss.to_string(), text);
     let beside = read("rate: 900, protocol: tcp, exchange: connect, background: 50% of pdr");
     let text = "sockets, ipv4, tcp connect, constant, 900/s, 16 flows in-turn, frames of 88 bytes, \
-                beside live frames at 50 % of PDR";
+                beside live frames at 50 % of its pdr";
     assert_eq!(beside.unwrap().to_string(), text);
+    let beside = read("rate: 900, background: 12.5 % of direct").unwrap();
+    let text = "sockets, ipv4, udp, constant, 900/s, 16 flows in-turn, frames of 64 bytes, \
+                beside live frames at 12.5 % of the rate of direct";
+    assert_eq!(beside.to_string(), text);
     let flood =
         "generator: live, protocol: tcp, segment: syn, schedule: max, new_flow_share: 1, vlan: 7";
     let text = "live, ipv4, tcp syn, max, 16 flows in-turn and 100 % of new ones, \
@@ -44,6 +51,9 @@ fn loads_are_read_with_the_defaults_of_their_generator() {
     let text =
         "pktgen, ipv6, udp, constant, 900/s, 2 threads, 16 flows in-turn, frames of 82 bytes";
     assert_eq!(pktgen.to_string(), text);
+    let live = read("generator: live, schedule: max, threads: 2").unwrap();
+    let text = "live, ipv4, udp, max, 2 threads, 16 flows in-turn, frames of 64 bytes";
+    assert_eq!(live.to_string(), text);
     let ramp = read("rate: 900, schedule: ramp").unwrap();
     assert_eq!(ramp.mean_rate(), Some(450.0));
 }
@@ -122,7 +132,15 @@ fn each_broken_rule_of_a_load_has_its_place_and_a_remedy() {
         ),
         (
             "rate: 9, background: 120% of pdr",
-            "or a share from 1 to 100: 50% of pdr",
+            "or a share from 1 to 100 of pdr, ndr, rfc2544 or of the rate of one of the systems",
+        ),
+        (
+            "rate: 9, background: 50% of kube-proxy-nftables",
+            "column 28: background is \"50% of kube-proxy-nftables\"; write live frames",
+        ),
+        (
+            "rate: 9, background: 50% of none",
+            "background is \"50% of none\"; write live frames",
         ),
         (
             "rate: 9, generator: live, background: 5",
@@ -151,6 +169,10 @@ fn each_broken_rule_of_a_load_has_its_place_and_a_remedy() {
             "column 40: a search tries constant rates; write",
         ),
         (
+            "rate: 9, search: rfc2544-loss",
+            "column 24: a frame loss is one of frames; write generator: live",
+        ),
+        (
             "rate: 9, protocol: tcp, segment: syn",
             "SYN segments are frames of TCP; write generator: live",
         ),
@@ -168,7 +190,19 @@ fn each_broken_rule_of_a_load_has_its_place_and_a_remedy() {
         ),
         (
             "rate: 9, threads: 2",
-            "column 25: sockets sends from one thread; leave threads out",
+            "column 25: sockets sends from one thread; leave threads out, or write generator: live or pktgen",
+        ),
+        (
+            "rate: 9, generator: afxdp, threads: 2",
+            "column 43: afxdp sends from one thread; leave threads out",
+        ),
+        (
+            "rate: 9, generator: live, threads: 0",
+            "threads is \"0\"; write a number from 1 to 64",
+        ),
+        (
+            "rate: 9, generator: live, threads: 2, flows: 1",
+            "column 52: 2 threads send 1 flows; write at least one flow for each thread",
         ),
         (
             "rate: 9, generator: pktgen, threads: 65",

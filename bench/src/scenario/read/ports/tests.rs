@@ -74,6 +74,11 @@ fn each_broken_rule_has_its_place_and_a_remedy() {
             "the wire lab has no ports; leave them out, or write wire: ports",
         ),
         (
+            "networks: [203.0.113.0/24]",
+            "facts: ./facts\n  networks: [203.0.113.0/24]",
+            "line 8, column 10: the backends of the wire ports are this machine's; leave facts out",
+        ),
+        (
             "wire: ports",
             "wire: reflector",
             "the wire reflector has other far ends; write a backend",

@@ -1,6 +1,6 @@
 use fastpath::capture::Reasons;
 use fastpath::tables::Protocol;
-use xdp_prog::reason::{DropReason, PassReason, ToClientReason};
+use xdp_prog::reason::{DropReason, PassReason, PuntReason, ToClientReason};
 
 use super::*;
 
@@ -86,6 +86,17 @@ fn outer_header_names_node_and_pod() {
     assert_eq!(comment(6), pod);
     let node = format!("forward (ipip), {WEB}, backend 10.0.0.11");
     assert_eq!(comment(77), node, "no pod there has this tag");
+}
+
+#[test]
+fn finished_packet_for_the_agent_to_send_is_one_that_is_forwarded() {
+    let after = headers(&[outer("10.0.0.11", 6), from_client()]);
+    let event = event(action::REDIRECT, Some(PuntReason::Carry.index()));
+    assert!(is_carried(&event) && !is_punted(&event));
+    assert_eq!(
+        names().comment(&event, &headers(&[from_client()]), Some(&after)),
+        format!("forward (ipip) by the agent, {WEB}, backend 10.1.0.6:8080 on 10.0.0.11")
+    );
 }
 
 #[test]

@@ -52,11 +52,6 @@ impl NatFlows for ReadOnly<'_> {
         self.nat.reverse.get(&self.tables.nat.entries.reverse, key)
     }
 
-    fn nat_state(&self, key: &Tuple) -> Option<NatState> {
-        let entry = self.see_nat_reverse(key)?;
-        entry.is_for(key).then(|| NatState::of(&entry))
-    }
-
     fn note_nat_reverse(&self, key: &Tuple, state: NatState) {
         if let Some(mut entry) = self.see_nat_reverse(key) {
             state.store(&mut entry);

@@ -67,34 +67,22 @@ pub(super) fn cases() -> Vec<Case> {
         cases.extend(replies(&service));
     }
     cases.extend(lost());
-    cases.extend(cut());
+    cases.push(cut());
     cases
 }
 
-/// Where packets are mended, a flow begins with the packet that is cut: its pieces come by no link of the client's.
-fn cut() -> Vec<Case> {
+/// What has to be cut.
+fn cut() -> Case {
     let service = &UDP_V4;
-    let long = |mends| {
-        let packet = Packet::udp(service.client, service.vip, &[7; 1473]).fragmentable();
-        nat(format!("flow_of_a_cut_packet_{mends}"), {
-            service.reply_frame(0)
-        })
-        .with(|tables| tables.config.flags |= if mends { CONFIG_MEND } else { 0 })
-        .after(IN.carry(&packet))
-    };
     let reply = Packet::udp(service.machine, service.edge, &[7; 1473]).fragmentable();
-    vec![
-        long(true).returns(service.returned(0)),
-        long(false).passes(PassReason::NatNotOurs),
-        nat("cut_reply_drops_without_a_socket", {
-            FROM_MACHINE.carry(&reply)
-        })
-        .with(|tables| {
-            tables.config.flags |= CONFIG_MEND;
-            service.seed(tables, service.client, PORT, OPEN, 0);
-        })
-        .drops(DropReason::FragmentationNeeded),
-    ]
+    nat("cut_reply_drops_without_a_socket", {
+        FROM_MACHINE.carry(&reply)
+    })
+    .with(|tables| {
+        tables.config.flags |= CONFIG_MEND;
+        service.seed(tables, service.client, PORT, OPEN, 0);
+    })
+    .drops(DropReason::FragmentationNeeded)
 }
 
 fn requests(service: &Service) -> Vec<Case> {

@@ -118,6 +118,16 @@ fn errors(kind: Kind) -> Vec<Case> {
             PAST[1],
             3,
         ),
+        kind.retries_it(
+            kind.case("error_that_is_returned_after_a_syn_goes_to_the_pin", {
+                returned(CURRENT, 3)
+            })
+            .with(keep(kind, kind.pin(PAST[1]).marked(CURRENT))),
+            &error,
+            PAST[1],
+            3,
+        )
+        .pins([[(kind.flow(), kind.pin(PAST[1]))].into(), [].into()]),
         {
             let draft = kind.case("error_that_is_returned_goes_on", returned(CURRENT, 3));
             let case = kind.retries_it(draft, &error, PAST[0], 2);
@@ -218,6 +228,27 @@ fn fragments(kind: Kind) -> Vec<Case> {
             &syn[0],
             CURRENT,
             0,
+        ),
+        kind.sends_it(
+            kind.case("first_fragment_of_a_syn_marks_a_pin", IN.carry(&syn[0]))
+                .with(&pinned),
+            &syn[0],
+            CURRENT,
+            0,
+        )
+        .pins([
+            [(kind.flow(), kind.pin(PAST[1]).marked(CURRENT))].into(),
+            [].into(),
+        ]),
+        kind.sends_it(
+            kind.case(
+                "first_fragment_of_a_marked_flow_goes_to_the_current_owner",
+                first.clone(),
+            )
+            .with(keep(kind, kind.pin(PAST[1]).marked(CURRENT))),
+            &pieces[0],
+            CURRENT,
+            3,
         ),
         kind.sends_it(
             kind.case(

@@ -14,7 +14,7 @@ use super::{
             packet::{ACK, End, FIN, Packet, RST, SYN, TCP_SEQUENCE},
             tables::{TableSet, address_key},
         },
-        Case, Draft, IN, TCP, client,
+        Case, Draft, IN, client,
         pods::TARGET,
         way,
     },
@@ -31,6 +31,7 @@ pub(super) fn cases() -> Vec<Case> {
         cases.extend(past_here(kind));
         cases.extend(all_here(kind));
         cases.extend(pinned_here(kind));
+        cases.extend(marked_here(kind));
     }
     cases.extend(what_is_known(KINDS[0]));
     cases.extend(without_owner(KINDS[0]));
@@ -57,11 +58,17 @@ impl Kind {
     }
 
     /// The client's flow as a pod here has it.
-    fn flow_at(self, id: u32) -> (Tuple, PodFlow) {
+    pub(super) fn flow_at(self, id: u32) -> (Tuple, PodFlow) {
         let from = client(self.to());
         let pod = address_key(self.pod(id).0);
         let port = from.1.to_be_bytes();
-        let key = Tuple::new(address_key(from.0), pod, port, TARGET.to_be_bytes(), TCP);
+        let key = Tuple::new(
+            address_key(from.0),
+            pod,
+            port,
+            TARGET.to_be_bytes(),
+            self.protocol,
+        );
         let vip = address_key(self.vip);
         let flow = PodFlow::new(&key, vip, PORT.to_be_bytes(), 0, 0, coarse_ns());
         (key, flow.with_client_port(&key, port))
@@ -73,20 +80,20 @@ impl Kind {
     }
 
     /// The client's segment goes to a pod here.
-    fn delivers(self, draft: Draft, flags: u8, id: u32) -> Case {
+    pub(super) fn delivers(self, draft: Draft, flags: u8, id: u32) -> Case {
         let packet = self.segment(flags);
-        let output = Packet::segment(client(self.to()), self.pod(id), flags, b"data");
+        let output = self.segment_to(self.pod(id), flags);
         draft.delivers(way(SERVICE, id), packet.length(), IN.carry(&output))
     }
 
     /// The returned segment goes to a pod here.
-    fn delivers_again(self, draft: Draft, id: u32) -> Case {
+    pub(super) fn delivers_again(self, draft: Draft, id: u32) -> Case {
         let length = self.segment(ACK).length();
-        let output = Packet::segment(client(self.to()), self.pod(id), ACK, b"data");
+        let output = self.segment_to(self.pod(id), ACK);
         draft.delivers(way(SERVICE, id), length, IN.carry(&output.next_hop()))
     }
 
-    fn young(self, id: u32) -> [HashMap<Tuple, Pin>; 2] {
+    pub(super) fn young(self, id: u32) -> [HashMap<Tuple, Pin>; 2] {
         [[].into(), [(self.flow(), self.pin(id))].into()]
     }
 }
@@ -277,7 +284,8 @@ fn pinned_here(kind: Kind) -> Vec<Case> {
             ACK,
             PAST[1],
         )
-        .pins(kept()),
+        .pins(kept())
+        .until(fastpath::clock::coarse_ns() + 60 * super::SECOND),
         kind.sends(
             ack("pin_to_a_pod_here_that_does_not_know_it_goes").with(keep(kind, pin)),
             ACK,
@@ -294,6 +302,85 @@ fn pinned_here(kind: Kind) -> Vec<Case> {
             PAST[0],
         )
         .pins(kind.young(PAST[0])),
+    ]
+}
+
+/// A SYN has come since the flow was pinned.
+fn marked_here(kind: Kind) -> Vec<Case> {
+    let (pin, flow) = (kind.pin(PAST[1]), kind.flow());
+    let marked = keep(kind, pin.marked(CURRENT));
+    let (current, pinned, all) = (
+        kind.here(&[CURRENT]),
+        kind.here(&[PAST[1]]),
+        kind.here(&ALL),
+    );
+    let ack = |name: &str| kind.begin(name, ACK).with(&marked);
+    let kept = || [[(flow, pin)].into(), [].into()];
+    vec![
+        kind.delivers(
+            kind.begin("syn_at_the_current_pod_here_marks_a_pin", SYN)
+                .with(&current)
+                .with(keep(kind, pin)),
+            SYN,
+            CURRENT,
+        )
+        .pins([[(flow, pin.marked(CURRENT))].into(), [].into()]),
+        kind.delivers(
+            ack("ack_after_a_syn_known_at_the_current_pod_here")
+                .with(&current)
+                .with(kind.known_at(CURRENT)),
+            ACK,
+            CURRENT,
+        ),
+        kind.sends(
+            ack("ack_after_a_syn_unknown_here_goes_to_the_pin_without_allowance")
+                .with(&current)
+                .with(TableSet::use_up_returns),
+            ACK,
+            PAST[1],
+            3,
+        )
+        .pins(kept()),
+        kind.delivers_again(
+            kind.case(
+                "return_after_a_syn_goes_to_the_pinned_pod_here",
+                kind.returned_by(CURRENT, 3),
+            )
+            .with(&marked)
+            .with(&pinned)
+            .with(kind.known_at(PAST[1])),
+            PAST[1],
+        )
+        .pins(kept()),
+        kind.delivers(
+            ack("ack_after_a_syn_known_at_the_pinned_pod_here")
+                .with(&all)
+                .with(kind.known_at(PAST[1]))
+                .with(TableSet::use_up_returns),
+            ACK,
+            PAST[1],
+        )
+        .pins(kept()),
+        kind.delivers(
+            ack("ack_after_a_syn_unknown_at_the_pinned_pod_here")
+                .with(&all)
+                .with(kind.known_at(PAST[0])),
+            ACK,
+            PAST[0],
+        )
+        .pins(kind.young(PAST[0])),
+        kind.delivers(
+            ack("ack_after_a_syn_known_at_none_of_fifteen_pods_here")
+                .with(|tables| {
+                    let owners = PAST.repeat(MAX_PAST_OWNERS as usize / 2);
+                    tables.set_past(SERVICE, LIST, &owners);
+                })
+                .with(&marked)
+                .with(&all),
+            ACK,
+            CURRENT,
+        )
+        .pins([[].into(), [].into()]),
     ]
 }
 

@@ -1,7 +1,7 @@
 //! What becomes of a segment that a node returns to the edge, and of what only seems to be one.
 
 use xdp_prog::{
-    abi::{BACKEND_DOWN, BACKEND_POD, Backend, SERVICE_SOURCE_RANGES},
+    abi::{BACKEND_DOWN, BACKEND_POD, Backend, Pin, SERVICE_SOURCE_RANGES},
     process::Action,
     reason::{DropReason, PassReason, ReplyReason, ToNodeReason},
 };
@@ -16,13 +16,15 @@ use super::{
         BACK, CLIENT_V4, Case, Draft, EDGE_V4, HASH_SEED, IN, PEER_V4, TCP, VIP_V4, client,
         counted, time_exceeded, too_big, v4, v6, way,
     },
-    CURRENT, KINDS, Kind, PAST, PORT, SERVICE, keep, keep_young, mark, to_node, without_current,
+    CURRENT, KINDS, Kind, LIST, PAST, PORT, SERVICE, keep, keep_young, mark, to_node,
+    without_current,
 };
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for kind in KINDS {
         cases.extend(walk(kind));
+        cases.extend(to_the_pin(kind));
         cases.extend(not_returned(kind));
     }
     cases.extend(owners_that_are_not_tried(KINDS[0]));
@@ -121,6 +123,123 @@ fn walk(kind: Kind) -> Vec<Case> {
             CURRENT,
             3,
         ),
+    ]
+}
+
+/// What the current owner returns goes straight to the flow's pin, unless a SYN went to another owner since.
+fn to_the_pin(kind: Kind) -> Vec<Case> {
+    let (pin, flow) = (kind.pin(PAST[1]), kind.flow());
+    let marked = pin.marked(CURRENT);
+    let returned = |name: &str| kind.case(name, kind.returned_by(CURRENT, 3));
+    let to_the_pin = |draft: Draft| kind.retries(draft, PAST[1], 3);
+    let walks = |draft: Draft| {
+        let case = kind.retries(draft, PAST[0], 2);
+        case.pins([[].into(), [(flow, kind.pin(PAST[0]))].into()])
+    };
+    let (none, kept) = (|| [[].into(), [].into()], [[(flow, pin)].into(), [].into()]);
+    let of_another = Pin::new(&flow, PAST[1], &kind.backend(PAST[0]), 0).marked(CURRENT);
+    let down = |tables: &mut TableSet| {
+        tables.backends[PAST[1] as usize].flags |= BACKEND_DOWN;
+    };
+    let moved = |tables: &mut TableSet| {
+        tables.set_owner(SERVICE, 23);
+        tables.set_past(SERVICE, LIST, &[CURRENT, PAST[0], PAST[1]]);
+    };
+    let like_current = Backend {
+        port: [0, 99],
+        ..kind.backend(CURRENT)
+    };
+    let alike = move |tables: &mut TableSet| {
+        tables.backends[PAST[1] as usize] = like_current;
+    };
+    let by_the_next_owner = kind.returned_by(23, 4);
+    vec![
+        to_the_pin(returned("return_after_a_syn_goes_to_the_pin").with(keep(kind, marked)))
+            .pins(kept.clone()),
+        to_the_pin(
+            returned("return_after_a_syn_goes_to_the_young_pin").with(keep_young(kind, marked)),
+        )
+        .pins([[].into(), [(flow, pin)].into()]),
+        to_the_pin(
+            returned("return_after_a_syn_needs_no_allowance")
+                .with(keep(kind, marked))
+                .with(TableSet::use_up_returns),
+        )
+        .pins(kept.clone()),
+        kind.retries(
+            kind.case("return_of_a_marked_pin_goes_to_the_current_owner", {
+                kind.returned_by(PAST[1], 3)
+            })
+            .with(keep(kind, marked)),
+            CURRENT,
+            3,
+        )
+        .pins(none()),
+        // Of the segments under way, the first one has taken the mark off.
+        to_the_pin(
+            returned("second_return_after_a_syn_goes_to_the_pin")
+                .with(keep(kind, marked))
+                .after(kind.returned_by(CURRENT, 3))
+                .with(TableSet::use_up_returns),
+        )
+        .pins(kept.clone()),
+        to_the_pin(
+            returned("return_by_the_current_owner_of_what_was_pinned_meanwhile")
+                .with(keep(kind, pin))
+                .with(TableSet::use_up_returns),
+        )
+        .pins(kept.clone()),
+        to_the_pin(
+            returned("return_by_the_current_owner_of_what_was_pinned_young_meanwhile")
+                .with(keep_young(kind, pin))
+                .with(TableSet::use_up_returns),
+        )
+        .pins([[].into(), [(flow, pin)].into()]),
+        to_the_pin(
+            kind.case(
+                "return_without_a_current_owner_of_what_was_pinned_meanwhile",
+                kind.returned_by(PAST[0], 2),
+            )
+            .with(without_current)
+            .with(keep(kind, pin))
+            .with(TableSet::use_up_returns),
+        )
+        .pins(kept.clone()),
+        // Its node cannot tell the two.
+        walks(
+            returned("return_by_the_current_owner_is_that_of_a_pinned_one_with_its_tag")
+                .with(alike)
+                .with(keep(kind, Pin::new(&flow, PAST[1], &like_current, 0))),
+        ),
+        walks(
+            returned("return_after_a_syn_passes_over_a_pin_to_another_backend_of_that_id")
+                .with(keep(kind, of_another)),
+        ),
+        walks(
+            returned("return_after_a_syn_passes_over_a_pin_to_a_node_that_is_unreachable")
+                .with(keep(kind, marked))
+                .with(down),
+        ),
+        // The SYN went to the owner before, which may have the connection.
+        kind.retries(
+            kind.case(
+                "return_after_a_syn_to_the_owner_before_goes_to_that_one",
+                by_the_next_owner.clone(),
+            )
+            .with(moved)
+            .with(keep(kind, marked)),
+            CURRENT,
+            3,
+        )
+        .pins([[].into(), [(flow, kind.pin(CURRENT))].into()]),
+        kind.case(
+            "return_after_a_syn_to_the_owner_before_needs_allowance",
+            by_the_next_owner,
+        )
+        .with(moved)
+        .with(keep(kind, marked))
+        .with(TableSet::use_up_returns)
+        .drops(DropReason::ReturnLimited),
     ]
 }
 

@@ -1,11 +1,11 @@
 //! What is about a TCP flow, at the node: ICMP errors that quote it, and its fragments.
 
-use xdp_prog::reason::DropReason;
+use xdp_prog::reason::{DropReason, ReplyReason};
 
 use super::{
     super::{
         super::packet::{ACK, Packet, SYN},
-        Case, Draft, EDGE_V4, IN, PEER_V4, client,
+        BACK, Case, Draft, EDGE_V4, IN, PEER_V4, client,
         past_owners::about::{error, pieces},
         pods::{POD_V4, PODS_V4_UDP, TAG_V4, TARGET, case_here},
     },
@@ -18,7 +18,7 @@ pub(super) fn cases() -> Vec<Case> {
         cases.extend(errors(kind));
         cases.extend(fragments(kind));
     }
-    cases.push(error_about_a_datagram());
+    cases.extend(errors_about_datagrams());
     cases
 }
 
@@ -72,8 +72,7 @@ fn errors(kind: Kind) -> Vec<Case> {
     ]
 }
 
-/// Errors about datagrams have no other owners.
-fn error_about_a_datagram() -> Case {
+fn errors_about_datagrams() -> Vec<Case> {
     let quoted = |from| Packet::udp(from, client(PODS_V4_UDP.1), b"an answer");
     let error = |to, from| {
         let router = super::super::v4(198, 51, 100, 254);
@@ -81,13 +80,35 @@ fn error_about_a_datagram() -> Case {
     };
     let (way, to) = PODS_V4_UDP;
     let packet = error(to.0, to);
-    let input = IN.carry(&packet.within(PEER_V4, EDGE_V4).tag(TAG_V4 | 3 << 11));
+    let within = |tag| IN.carry(&packet.within(PEER_V4, EDGE_V4).tag(tag));
+    let returns = |draft: Draft, tag: u16| {
+        let outer = packet.within(EDGE_V4, PEER_V4).tag(0x8000 | tag);
+        draft.replies(ReplyReason::Returned, BACK.carry(&outer))
+    };
     let output = IN.carry(&error(POD_V4, (POD_V4, TARGET)));
-    case_here("error_about_a_datagram_is_never_returned", input).delivers(
-        way,
-        packet.length(),
-        output,
-    )
+    let delivers = |draft: Draft| draft.delivers(way, packet.length(), output.clone());
+    let earlier = Packet::udp(client(to), to, b"data").within(PEER_V4, EDGE_V4);
+    let earlier = IN.carry(&earlier.tag(TAG_V4));
+    vec![
+        returns(
+            case_here("error_about_an_unknown_datagram", within(TAG_V4 | 3 << 11)),
+            TAG_V4 | 3 << 11,
+        ),
+        returns(
+            case_here(
+                "error_about_a_datagram_of_no_pod_here",
+                within(NOBODY | 3 << 11),
+            ),
+            NOBODY | 3 << 11,
+        ),
+        delivers(
+            case_here("error_about_a_known_datagram", within(TAG_V4 | 3 << 11)).after(earlier),
+        ),
+        delivers(case_here(
+            "error_about_an_unknown_datagram_without_tries",
+            within(TAG_V4),
+        )),
+    ]
 }
 
 fn fragments(kind: Kind) -> Vec<Case> {

@@ -1,0 +1,277 @@
+//! The tables as the threads see them that do in user space what the programs do in the kernel: the whole edge.
+//!
+//! Arrays are memory that the kernel, the owner of the tables and these threads share. Hashes cannot be mapped. What
+//! only the owner writes is copied into a [`Snapshot`], of which a thread takes one for each batch of frames. What
+//! packets write, because it has to be the same for all queues (pins, clients, datagrams in fragments, allowances of sources,
+//! reports about paths), is asked with a system call. Packets of flows without a past need none.
+//!
+//! An id is used again only after every thread has taken a snapshot that was made after the id fell out of use; see
+//! [`EdgeTables::wait`].
+
+mod prefixes;
+mod snapshot;
+mod world;
+
+use std::{cell::RefCell, fmt, os::fd::AsFd as _, sync::Arc};
+
+use aya::maps::{MapData, lpm_trie::Key};
+use xdp_prog::abi::{
+    AddressKey, Backend, Bucket, Config, EdgeMac, EdgePrefix, IndexEntry, NextHop, PastOwner,
+    PastPair, Service, SlotPair, SourcePrefix, Traffic, map,
+};
+use zerocopy::transmute;
+
+pub use self::world::EdgeWorld;
+use self::world::MapsOfThread;
+use self::{
+    prefixes::Prefixes,
+    snapshot::{Hashes, Snapshot, Snapshots},
+};
+use super::{TableError, Tables, mapped::Mapped, syscall_map::SyscallMap};
+use crate::{
+    cpus,
+    load::{LoadError, Loaded},
+};
+
+/// The arrays, in memory.
+#[derive(Debug)]
+struct Arrays {
+    service_index: Mapped<Bucket>,
+    service: Mapped<Service>,
+    lut: Mapped<SlotPair>,
+    pasts: Mapped<PastPair>,
+    history: Mapped<PastOwner>,
+    backends: Mapped<Backend>,
+    next_hops: Mapped<NextHop>,
+    reasons: Mapped<u64>,
+    service_traffic: Mapped<Traffic>,
+    backend_traffic: Mapped<Traffic>,
+}
+
+/// The maps that are read into snapshots.
+struct Sources {
+    config: SyscallMap<u32, Config>,
+    vips: SyscallMap<AddressKey, u32>,
+    overflow: SyscallMap<u64, IndexEntry>,
+    trusted_edges: SyscallMap<Key<EdgePrefix>, u32>,
+    source_ranges: SyscallMap<Key<SourcePrefix>, u32>,
+    edge_macs: SyscallMap<EdgeMac, u32>,
+}
+
+/// Handles to the maps that packets of all queues write.
+struct SharedMaps {
+    pins: [MapData; 2],
+    clients: MapData,
+    datagrams: MapData,
+    answers: MapData,
+    paths: MapData,
+}
+
+/// The tables of one dataplane, for all threads of a whole edge.
+pub struct EdgeTables {
+    arrays: Arc<Arrays>,
+    sources: Sources,
+    shared: SharedMaps,
+    snapshots: Arc<Snapshots>,
+    /// Number of CPUs that have a region in the arrays of counters.
+    cpus: u32,
+}
+
+impl fmt::Debug for EdgeTables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EdgeTables").finish_non_exhaustive()
+    }
+}
+
+/// Returns a handle to a map of this name.
+type Open<'o> = &'o dyn Fn(&'static str) -> Result<MapData, LoadError>;
+
+impl Arrays {
+    fn open(open: Open<'_>) -> Result<Self, TableError> {
+        Ok(Self {
+            service_index: mapped(open, map::SERVICE_INDEX)?,
+            service: mapped(open, map::SERVICE)?,
+            lut: mapped(open, map::LUT)?,
+            pasts: mapped(open, map::PASTS)?,
+            history: mapped(open, map::HISTORY)?,
+            backends: mapped(open, map::BACKENDS)?,
+            next_hops: mapped(open, map::NEXTHOPS)?,
+            reasons: mapped(open, map::REASONS)?,
+            service_traffic: mapped(open, map::SERVICE_TRAFFIC)?,
+            backend_traffic: mapped(open, map::BACKEND_TRAFFIC)?,
+        })
+    }
+}
+
+fn mapped<T: aya::Pod>(open: Open<'_>, name: &'static str) -> Result<Mapped<T>, TableError> {
+    Mapped::over(&open(name)?, name)
+}
+
+fn asked<K: aya::Pod, V: aya::Pod>(
+    open: Open<'_>,
+    name: &'static str,
+) -> Result<SyscallMap<K, V>, TableError> {
+    SyscallMap::of(open(name)?, name)
+}
+
+impl Sources {
+    fn open(open: Open<'_>) -> Result<Self, TableError> {
+        Ok(Self {
+            config: asked(open, map::CONFIG)?,
+            vips: asked(open, map::VIPS)?,
+            overflow: asked(open, map::SERVICE_OVERFLOW)?,
+            trusted_edges: asked(open, map::TRUSTED_EDGES)?,
+            source_ranges: asked(open, map::SOURCE_RANGES)?,
+            edge_macs: asked(open, map::EDGE_MACS)?,
+        })
+    }
+
+    fn read(&self) -> Result<Hashes, TableError> {
+        let trusted = self.trusted_edges.keys()?.into_iter();
+        let ranges = self.source_ranges.keys()?.into_iter();
+        Ok(Hashes {
+            vips: self.vips.entries()?.into_iter().collect(),
+            overflow: self.overflow.entries()?.into_iter().collect(),
+            trusted_edges: trusted
+                .map(|key| (key.prefix_len(), transmute!(key.data())))
+                .collect(),
+            source_ranges: ranges
+                .map(|key| (key.prefix_len(), transmute!(key.data())))
+                .collect(),
+            edge_macs: self.edge_macs.keys()?.into_iter().collect(),
+        })
+    }
+}
+
+impl SharedMaps {
+    fn open(open: Open<'_>) -> Result<Self, LoadError> {
+        Ok(Self {
+            pins: [open(map::PINS)?, open(map::PINS_YOUNG)?],
+            clients: open(map::CLIENTS)?,
+            datagrams: open(map::FRAGMENTS)?,
+            answers: open(map::ANSWERS)?,
+            paths: open(map::PATHS)?,
+        })
+    }
+
+    /// Returns handles of a thread's own.
+    fn of_thread(&self) -> Result<MapsOfThread, TableError> {
+        let [kept, young] = &self.pins;
+        Ok(MapsOfThread {
+            pins: [again(kept, map::PINS)?, again(young, map::PINS_YOUNG)?],
+            clients: again(&self.clients, map::CLIENTS)?,
+            datagrams: again(&self.datagrams, map::FRAGMENTS)?,
+            answers: again(&self.answers, map::ANSWERS)?,
+            paths: again(&self.paths, map::PATHS)?,
+        })
+    }
+}
+
+fn again<K: aya::Pod, V: aya::Pod>(
+    map: &MapData,
+    name: &'static str,
+) -> Result<RefCell<SyscallMap<K, V>>, TableError> {
+    let failed = TableError::read(name);
+    let fd = map.fd().as_fd().try_clone_to_owned();
+    let map = MapData::from_fd(fd.map_err(|error| failed(error.into()))?).map_err(failed)?;
+    SyscallMap::of(map, name).map(RefCell::new)
+}
+
+impl EdgeTables {
+    /// Opens the maps, each by the handle that `open` returns, and takes the first snapshot.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a map is missing, has another layout, or cannot be read or mapped into memory.
+    pub fn open(
+        open: impl Fn(&'static str) -> Result<MapData, LoadError>,
+    ) -> Result<Self, TableError> {
+        let sources = Sources::open(&open)?;
+        let first = Snapshot {
+            generation: 0,
+            config: sources.config.read(&0)?,
+            hashes: Arc::new(sources.read()?),
+        };
+        Ok(Self {
+            arrays: Arc::new(Arrays::open(&open)?),
+            shared: SharedMaps::open(&open)?,
+            snapshots: Arc::new(Snapshots::new(first)),
+            cpus: cpus::possible().map_err(LoadError::Cpus)?,
+            sources,
+        })
+    }
+
+    /// Returns the tables for one more thread, which counts in the region of this CPU.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the process has no file descriptor left.
+    pub fn world(&self, cpu: u32) -> Result<EdgeWorld, TableError> {
+        EdgeWorld::new(self, cpu % self.cpus)
+    }
+
+    /// Has threads see the present contents of the hashes from their next batch on.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a map cannot be read. The threads then go on with the contents that they know.
+    pub fn refresh(&self) -> Result<(), TableError> {
+        let hashes = Arc::new(self.sources.read()?);
+        self.snapshots
+            .publish(self.sources.config.read(&0)?, hashes);
+        Ok(())
+    }
+
+    /// Has threads see other settings from their next batch on.
+    fn set_config(&self, config: Config) {
+        let hashes = Arc::clone(&self.snapshots.newest().hashes);
+        self.snapshots.publish(config, hashes);
+    }
+
+    /// Waits until no thread is at work on a batch that it began with an older snapshot than the newest.
+    fn wait(&self) {
+        self.snapshots.wait();
+    }
+}
+
+impl Tables {
+    /// Has these threads see every change from now on, and waits for them before ids are used again.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a map cannot be read.
+    pub fn serve_edge(&mut self, edge: Arc<EdgeTables>) -> Result<(), TableError> {
+        edge.refresh()?;
+        self.edge = Some(edge);
+        Ok(())
+    }
+
+    /// Opens the tables for the threads of a whole edge.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a map cannot be opened, read or mapped into memory.
+    pub fn edge_tables(loaded: &Loaded) -> Result<EdgeTables, TableError> {
+        EdgeTables::open(|name| loaded.map(name))
+    }
+
+    /// Tells the threads of a whole edge of a change of the hashes.
+    pub(super) fn show_hashes(&self) -> Result<(), TableError> {
+        self.edge.as_ref().map_or(Ok(()), |edge| edge.refresh())
+    }
+
+    /// Tells the threads of a whole edge of other settings.
+    pub(super) fn show_config(&self, config: Config) {
+        if let Some(edge) = &self.edge {
+            edge.set_config(config);
+        }
+    }
+
+    /// Waits until no packet in flight can hold what is out of use.
+    pub(super) fn wait_for_packets(&self) {
+        super::grace::wait();
+        if let Some(edge) = &self.edge {
+            edge.wait();
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! The threads: one for each queue, each on a CPU.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt, hint, io,
+    os::fd::{AsFd as _, AsRawFd as _},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use aya::maps::{HashMap, Map, MapData, MapError, XskMap};
+use crossbeam_utils::CachePadded;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use xdp_prog::{abi::map, punt::queue_key};
+
+use super::{
+    counts::{EdgeCounts, EdgeOutcome},
+    stack::PairStack,
+    worker::Worker,
+};
+use crate::{
+    load::{LoadError, Loaded},
+    mend::{PairError, Queue, QueueError},
+    port::{
+        Port,
+        xsk::{Copying, Options, Xsk},
+    },
+    tables::{EdgeTables, EdgeWorld, TableError, Tables},
+};
+
+/// How long a thread looks for frames again and again before it sleeps.
+const SPIN: Duration = Duration::from_micros(50);
+/// Longest sleep. The end of a thread waits for it.
+const SLEEP: Duration = Duration::from_millis(100);
+/// How often a thread that never sleeps tells what the kernel has lost.
+const SHOW: Duration = Duration::from_secs(1);
+/// How long a queue is waited for that is in use: an agent that has just ended frees its queues soon.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Descriptors of a ring, and buffers of a queue: both rings may be full, and a batch in hand.
+const RING: u32 = 2048;
+const BUFFERS: u32 = 8192;
+/// Bytes of a buffer.
+const BUFFER: u32 = 2048;
+
+/// Reasons why the threads cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum WholeEdgeError {
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error(transparent)]
+    Table(#[from] TableError),
+    #[error(transparent)]
+    Pair(#[from] PairError),
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    #[error("cannot use the map {map}")]
+    Map {
+        map: &'static str,
+        #[source]
+        source: MapError,
+    },
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
+}
+
+/// Reads the counters of all threads, those that have ended included.
+#[derive(Clone, Debug, Default)]
+pub struct EdgeReader(Arc<Mutex<Vec<Arc<CachePadded<EdgeCounts>>>>>);
+
+impl EdgeReader {
+    /// Returns the number of frames with this outcome.
+    #[must_use]
+    pub fn of(&self, outcome: EdgeOutcome) -> u64 {
+        let threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.iter().map(|counts| counts.of(outcome)).sum()
+    }
+
+    /// Returns the number of frames that the kernel has lost before a thread could take them.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        let threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.iter().map(|counts| counts.lost()).sum()
+    }
+
+    fn add(&self) -> Arc<CachePadded<EdgeCounts>> {
+        let counts = Arc::default();
+        let mut threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.push(Arc::clone(&counts));
+        counts
+    }
+}
+
+/// The threads of a whole edge. They end when this is dropped.
+pub struct WholeEdge {
+    tables: Arc<EdgeTables>,
+    sockets: XskMap<MapData>,
+    places: HashMap<MapData, u64, u32>,
+    /// Places in `XSKS` that no queue has.
+    free: Vec<u32>,
+    cpus: Vec<usize>,
+    threads: BTreeMap<Queue, Thread>,
+    reader: EdgeReader,
+}
+
+impl fmt::Debug for WholeEdge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WholeEdge")
+            .field("threads", &self.threads)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The thread of one queue.
+#[derive(Debug)]
+struct Thread {
+    /// Its place in `XSKS`.
+    place: u32,
+    cpu: usize,
+    ends: Arc<AtomicBool>,
+    handle: JoinHandle<io::Result<()>>,
+}
+
+impl WholeEdge {
+    /// Prepares, without any queue, and has the threads see each change of the tables.
+    ///
+    /// # Errors
+    ///
+    /// Each error names the cause.
+    pub fn start(loaded: &Loaded, tables: &mut Tables) -> Result<Self, WholeEdgeError> {
+        let edge = Arc::new(Tables::edge_tables(loaded)?);
+        tables.serve_edge(Arc::clone(&edge))?;
+        let sockets = XskMap::try_from(Map::XskMap(loaded.map(map::XSKS)?));
+        let sockets = sockets.map_err(failed(map::XSKS))?;
+        let places = HashMap::try_from(Map::HashMap(loaded.map(map::PUNT_QUEUES)?));
+        let mut places: HashMap<_, u64, u32> = places.map_err(failed(map::PUNT_QUEUES))?;
+        // The sockets of an agent that did not end by itself are gone.
+        let former: Vec<u64> = places.keys().filter_map(Result::ok).collect();
+        for key in former {
+            let _ = places.remove(&key);
+        }
+        Ok(Self {
+            tables: edge,
+            free: (0..sockets.len()).rev().collect(),
+            sockets,
+            places,
+            cpus: usable_cpus(),
+            threads: BTreeMap::new(),
+            reader: EdgeReader::default(),
+        })
+    }
+
+    /// Sets the queues whose frames are taken. What could not be done is tried again with the next call.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the first reason why a queue has no thread. The others have theirs.
+    pub fn follow(&mut self, wanted: &BTreeSet<Queue>) -> Result<(), WholeEdgeError> {
+        let is_over = |queue: &Queue, thread: &mut Thread| {
+            !wanted.contains(queue) || thread.handle.is_finished()
+        };
+        let over: Vec<_> = self.threads.extract_if(.., is_over).collect();
+        let ended = over
+            .into_iter()
+            .map(|(queue, thread)| self.end(queue, thread));
+        let mut outcome = ended.fold(Ok(()), Result::and);
+        for queue in wanted {
+            if !self.threads.contains_key(queue) {
+                outcome = outcome.and(self.begin(queue));
+            }
+        }
+        outcome
+    }
+
+    /// Returns the number of queues that have a thread.
+    #[must_use]
+    pub fn queues(&self) -> usize {
+        self.threads.len()
+    }
+
+    /// Returns what others read of the threads.
+    #[must_use]
+    pub fn reader(&self) -> EdgeReader {
+        self.reader.clone()
+    }
+
+    fn begin(&mut self, queue: &Queue) -> Result<(), WholeEdgeError> {
+        let place = self.free.last().copied().ok_or(QueueError::TooMany)?;
+        let options = Options {
+            buffers: BUFFERS,
+            buffer_size: BUFFER,
+            reserve: RING,
+            ring: RING,
+            copying: Copying::IfNeeded,
+            several_buffers: false,
+            patience: PATIENCE,
+        };
+        let port = Port::open(&queue.interface, queue.queue, &options).map_err(QueueError::Open)?;
+        let cpu = self.freest_cpu();
+        self.sockets
+            .set(place, port.as_fd().as_raw_fd(), 0)
+            .map_err(failed(map::XSKS))?;
+        let world = self.tables.world(u32::try_from(cpu).unwrap_or(0))?;
+        let worker = Worker::new(
+            port,
+            world,
+            PairStack::make()?,
+            queue.device,
+            self.reader.add(),
+        );
+        let ends = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&ends);
+        let handle = thread::Builder::new()
+            .name(format!("edge-{}", queue.queue))
+            .spawn(move || run(worker, cpu, &told))
+            .map_err(WholeEdgeError::Thread)?;
+        self.free.pop();
+        let thread = Thread {
+            place,
+            cpu,
+            ends,
+            handle,
+        };
+        let key = queue_key(queue.device, queue.queue);
+        if let Err(error) = self.places.insert(key, place, 0) {
+            // Without its place the thread would get no frame.
+            let _ = self.end(queue.clone(), thread);
+            return Err(failed(map::PUNT_QUEUES)(error));
+        }
+        self.threads.insert(queue.clone(), thread);
+        Ok(())
+    }
+
+    /// Returns the CPU with the fewest threads.
+    fn freest_cpu(&self) -> usize {
+        let threads = |cpu: &usize| self.threads.values().filter(|t| t.cpu == *cpu).count();
+        let cpus = self.cpus.iter().copied();
+        cpus.min_by_key(threads).unwrap_or(0)
+    }
+
+    /// Stops new frames of a queue, and ends its thread. Fails as the thread did.
+    fn end(&mut self, queue: Queue, thread: Thread) -> Result<(), WholeEdgeError> {
+        let _ = self.places.remove(&queue_key(queue.device, queue.queue));
+        let _ = self.sockets.unset(thread.place);
+        self.free.push(thread.place);
+        thread.ends.store(true, Ordering::Relaxed);
+        let interface = queue.interface;
+        match thread.handle.join() {
+            Ok(Err(source)) => Err(QueueError::Broken { interface, source }.into()),
+            // A thread that panicked has said so.
+            Ok(Ok(())) | Err(_) => Ok(()),
+        }
+    }
+}
+
+impl Drop for WholeEdge {
+    fn drop(&mut self) {
+        for (queue, thread) in std::mem::take(&mut self.threads) {
+            // Nobody is left to be told.
+            let _ = self.end(queue, thread);
+        }
+    }
+}
+
+/// Serves a queue until the thread is to end.
+fn run(
+    mut worker: Worker<Xsk, EdgeWorld, PairStack>,
+    cpu: usize,
+    ends: &AtomicBool,
+) -> io::Result<()> {
+    let mut own = CpuSet::new();
+    own.set(cpu);
+    // Where it may not choose its CPU, the scheduler does.
+    let _ = sched_setaffinity(None, &own);
+    let mut last = Instant::now();
+    let mut shown = last;
+    while !ends.load(Ordering::Relaxed) {
+        if worker.turn()? > 0 {
+            last = Instant::now();
+            if last.duration_since(shown) > SHOW {
+                worker.show_losses();
+                shown = last;
+            }
+        } else if last.elapsed() < SPIN {
+            hint::spin_loop();
+        } else {
+            worker.show_losses();
+            worker.wait(SLEEP)?;
+        }
+    }
+    worker.show_losses();
+    Ok(())
+}
+
+/// Lists the CPUs that this process may use.
+fn usable_cpus() -> Vec<usize> {
+    let allowed = sched_getaffinity(None).unwrap_or_default();
+    (0..CpuSet::MAX_CPU)
+        .filter(|cpu| allowed.is_set(*cpu))
+        .collect()
+}
+
+fn failed(map: &'static str) -> impl Fn(MapError) -> WholeEdgeError {
+    move |source| WholeEdgeError::Map { map, source }
+}

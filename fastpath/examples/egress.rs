@@ -49,9 +49,12 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Attaches as an agent does that ends at once, and sees that nothing else is there.
+/// Attaches as an agent does that ends at once, and sees that nothing else is there. What the program does is of no
+/// matter here, and the kernel would verify all of it each time.
 fn attach(pins: &Pins, hook: EgressHook) -> Result<EgressAttachment> {
+    let stubs = lab::stub_object(fastpath::object::bytes()).leak();
     let mut loaded = Loader::pinned(pins.clone())
+        .object(stubs)
         .max_entries(map::LUT, 1024)
         .load()?;
     let attachment = loaded.attach_egress(DEVICE, hook)?;

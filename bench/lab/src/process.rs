@@ -17,7 +17,7 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{Error, Result, wait_for};
+use crate::{Error, Result, registry, wait_for};
 
 /// A running program. On drop its process group is killed and it is reaped.
 ///
@@ -44,6 +44,8 @@ impl Process {
     fn start(command: &mut Command, program: &str) -> io::Result<Self> {
         let stdout = output_file()?;
         let stderr = output_file()?;
+        // A signal finds it either absent or in its namespace, and ends it there.
+        let _registry = registry::lock();
         let child = command
             .stdin(Stdio::null())
             .stdout(stdout.try_clone()?)

@@ -51,7 +51,7 @@ static PREPARED: Once = Once::new();
 
 /// Locks the registry. The first call removes leftovers and starts to watch for signals.
 ///
-/// The lock is held while a namespace is created, so that a signal finds the namespace either absent or complete.
+/// The lock is held while a namespace is created or a program started, so that a signal finds either absent or complete.
 pub(crate) fn lock() -> MutexGuard<'static, Registry> {
     PREPARED.call_once(|| {
         sweep();
@@ -84,7 +84,7 @@ impl Registry {
 pub struct AtEnd(u32);
 
 /// Has something done at the end, before this process's namespaces are removed; what was asked for last is done first. It
-/// must not make or remove a namespace.
+/// must not make or remove a namespace, nor start a [`crate::Process`].
 pub fn at_end(task: impl FnOnce() + Send + 'static) -> AtEnd {
     let mut registry = lock();
     registry.created += 1;

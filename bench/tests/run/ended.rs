@@ -51,9 +51,13 @@ impl LongRun {
     /// Waits until a round is measured.
     fn wait_for_trials(&mut self) {
         let result = Path::new(&self.out).join("result.json");
-        wait_until("a round is measured", TIMEOUT, || {
+        self.wait_until("a round is measured", |_| result.exists());
+    }
+
+    fn wait_until(&mut self, what: &str, has_come: impl Fn(&Self) -> bool) {
+        wait_until(what, TIMEOUT, || {
             assert!(self.process.is_running(), "{}", self.process.stderr());
-            result.exists()
+            has_come(self)
         })
         .unwrap();
     }
@@ -67,6 +71,15 @@ impl LongRun {
             name.to_string_lossy().starts_with(&prefix)
         };
         names.map(|entry| entry.path()).filter(is_own).collect()
+    }
+
+    /// Checks that nothing is left of the run, after SIGKILL once the next one has started.
+    fn expect_nothing(&self, made: &Made, signal: Signal) {
+        if signal == Signal::SIGKILL {
+            next_run_starts(&self.scratch);
+        }
+        assert!(self.namespaces().is_empty(), "{signal}");
+        made.expect_gone(signal.as_str());
     }
 
     /// Returns the processes that the run has started: its agents.
@@ -153,8 +166,13 @@ impl Made {
 
     /// Checks that nothing is left. The kernel frees programs and maps in the background, once nothing holds them.
     fn expect_gone(&self, told: &str) {
-        let left: Vec<&Child> = self.children.iter().filter(|child| child.runs()).collect();
-        assert!(left.is_empty(), "{told}: {left:?}");
+        // What is not in a namespace, as a command for the machine itself, ends by itself.
+        wait_until(
+            &format!("{told}: programs that were started"),
+            TIMEOUT,
+            || !self.children.iter().any(|child| child.runs()),
+        )
+        .unwrap();
         wait_until(&format!("{told}: programs and maps"), TIMEOUT, || {
             let mut programs = loaded_programs().flatten().map(|program| program.id());
             let mut maps = loaded_maps().flatten().map(|map| map.id());
@@ -168,18 +186,39 @@ impl Made {
 #[test]
 fn a_run_that_is_ended_at_any_time_leaves_what_it_measured_and_nothing_else() {
     for signal in [Signal::SIGINT, Signal::SIGKILL] {
-        let mut run = LongRun::start("ended", &SCENARIO.replace(", ours-ipip", ""));
+        let mut run = LongRun::start("ended", SCENARIO);
         run.wait_for_trials();
-        assert!(!run.namespaces().is_empty());
+        let made = Made::by(&run);
+        assert!(!made.children.is_empty() && !run.namespaces().is_empty());
         run.process.signal(signal).unwrap();
         assert!(!run.process.wait(TIMEOUT).unwrap().success());
 
         let files = Files::read(Path::new(&run.out)).unwrap();
         assert!(files.run.interrupted && !files.run.series[0].trials.is_empty());
-        if signal == Signal::SIGKILL {
-            next_run_starts(&run.scratch);
-        }
-        assert!(run.namespaces().is_empty(), "{signal}");
+        run.expect_nothing(&made, signal);
+    }
+}
+
+#[test]
+fn a_run_that_is_ended_while_it_sets_up_leaves_nothing() {
+    let begun: [(&str, fn(&LongRun) -> bool); 4] = [
+        ("its first namespace", |run| !run.namespaces().is_empty()),
+        ("its first program", |run| !run.children().is_empty()),
+        ("its second program", |run| run.children().len() >= 2),
+        ("programs in the kernel", |run| {
+            !Made::by(run).programs.is_empty()
+        }),
+    ];
+    for (signal, (what, has_begun)) in [Signal::SIGINT, Signal::SIGKILL]
+        .into_iter()
+        .flat_map(|signal| begun.map(|begun| (signal, begun)))
+    {
+        let mut run = LongRun::start("set-up", SCENARIO);
+        run.wait_until(what, has_begun);
+        run.process.signal(signal).unwrap();
+        let made = Made::by(&run);
+        assert!(!run.process.wait(TIMEOUT).unwrap().success(), "{what}");
+        run.expect_nothing(&made, signal);
     }
 }
 

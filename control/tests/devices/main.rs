@@ -83,12 +83,12 @@ fn every_node_answers(net: &Topology, services: &[Service], each: usize) {
 }
 
 /// Moves edges, nodes and the router to a VLAN.
-fn tag(net: &Topology) {
-    tag_all(net, net.edges().iter().chain(net.nodes()));
+fn tag_all(net: &Topology) {
+    tag(net, net.edges().iter().chain(net.nodes()));
 }
 
 /// Moves these machines and the router's address among them to a VLAN.
-fn tag_all<'net>(net: &Topology, machines: impl IntoIterator<Item = &'net Machine>) {
+fn tag<'net>(net: &Topology, machines: impl IntoIterator<Item = &'net Machine>) {
     for machine in machines {
         let vlan = add_vlan(machine.namespace(), "eth0", VLAN);
         move_addresses(machine, &vlan);
@@ -98,26 +98,6 @@ fn tag_all<'net>(net: &Topology, machines: impl IntoIterator<Item = &'net Machin
     ip(router, "address flush dev fabric scope global");
     add_addresses(router, &vlan, net.edges()[0].gateways());
     net.route_vips(&[0]).unwrap();
-}
-
-#[test]
-fn frames_keep_to_the_vlan_of_their_next_hop() {
-    let net = Topology::builder().build().unwrap();
-    let edge = &net.edges()[0];
-    tag(&net);
-    let services = Service::all(&MODES);
-    let _echoes: Vec<Echo> = net
-        .nodes()
-        .iter()
-        .map(|node| Echo::start(node, &services))
-        .collect();
-    let _edge = Agent::start(edge, &edge_config(&services, net.nodes()));
-    let _nodes: Vec<Agent<'_>> = net
-        .nodes()
-        .iter()
-        .map(|node| Agent::start(node, &node_config([edge])))
-        .collect();
-    every_node_answers(&net, &services, FLOWS);
 }
 
 /// Moves a node that was routed to the switch, in a VLAN of its own that edge and router are in too.
@@ -165,7 +145,7 @@ fn backends_in_two_vlans_of_one_uplink_are_both_reached() {
         .unwrap();
     let (edge, near, apart) = (&net.edges()[0], &net.nodes()[0], &net.nodes()[1]);
     let of_edge = tag_apart(&net, apart);
-    tag_all(&net, [edge, near]);
+    tag(&net, [edge, near]);
     separate(net.switch(), [(near, VLAN), (apart, OTHER_VLAN)]);
 
     let services = Service::all(&MODES);
@@ -224,21 +204,38 @@ fn every_pod_replies(net: &Topology, services: &[PodService<'_>]) {
     }
 }
 
+/// Services of all pods whose ports stay, as they must by SCTP.
+fn by_sctp() -> Vec<PodService<'static>> {
+    let services = Service::all(&MODES).into_iter();
+    let tcp = services.filter(|service| service.protocol == Protocol::Tcp);
+    tcp.map(|service| PodService {
+        target_port: service.address.port(),
+        ..PodService::over_all(Service {
+            protocol: Protocol::Sctp,
+            ..service
+        })
+    })
+    .collect()
+}
+
 #[test]
 fn replies_of_pods_leave_by_the_vlan() {
     let net = Topology::builder().pods(1).build().unwrap();
-    tag(&net);
-    let services = of_pods(&MODES);
-    let _echoes = serve_on_pods(&net, &services);
-    let _cluster = Cluster::start(&net, &services);
+    tag_all(&net);
+    let (services, by_sctp) = (of_pods(&MODES), by_sctp());
+    let all = [&services[..], &by_sctp].concat();
+    let _echoes = serve_on_pods(&net, &all);
+    let _cluster = Cluster::start(&net, &all);
     every_pod_replies(&net, &services);
+    let by_sctp: Vec<Service> = by_sctp.iter().map(|service| service.service).collect();
+    every_node_answers(&net, &by_sctp, FLOWS);
 }
 
 /// What an edge sends by IP-in-IP to a node that knows less than the edge: a connection to a pod that is not there gets a RST,
 /// and what no service there has goes round no circle.
 fn strays_end(net: &Topology, with_devices: impl Fn(String) -> String) {
     const SHORT: Duration = Duration::from_millis(500);
-    let (edge, node, client) = (&net.edges()[0], &net.nodes()[0], &net.clients()[0]);
+    let (edge, node) = (&net.edges()[0], &net.nodes()[0]);
     let [own, foreign] = node.pods() else {
         panic!("two pods");
     };
@@ -262,34 +259,33 @@ fn strays_end(net: &Topology, with_devices: impl Fn(String) -> String) {
     let config = cluster_config(net, &at_edge) + "node_health: off\n";
     let _edge = Agent::start(edge, &with_devices(config));
 
-    resolve_way(node, client);
-    for PodService { service, .. } in misnamed {
-        let error = Flow::resume(client, &service).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "{service}");
-    }
-    for (PodService { service, .. }, sent) in unknown.into_iter().zip(1..) {
-        let error = Flow::open_within(client, &service, SHORT).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{service}");
-        wait_for("the packet is dropped", TIMEOUT, || {
-            let dropped = Cluster::packets(&agent, "drop", "sent_back");
-            (dropped == sent).then_some(()).ok_or(dropped)
-        })
-        .unwrap();
+    let mut sent = 0;
+    for client in net.clients() {
+        resolve_way(node, client);
+        for PodService { service, .. } in &misnamed {
+            let error = Flow::resume(client, service).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "{service}");
+        }
+        for PodService { service, .. } in &unknown {
+            let error = Flow::open_within(client, service, SHORT).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{service}");
+            sent += 1;
+            wait_for("the packet is dropped", TIMEOUT, || {
+                let dropped = Cluster::packets(&agent, "drop", "sent_back");
+                (dropped == sent).then_some(()).ok_or(dropped)
+            })
+            .unwrap();
+        }
     }
     assert_eq!(Cluster::packets(&agent, "pass", "decapsulated"), 0);
 }
 
+/// One client is behind the VLAN that the edge is in, the other one behind another.
 #[test]
 fn strays_end_at_a_node_on_a_vlan() {
-    let net = Topology::builder().nodes(1).pods(2).build().unwrap();
-    tag(&net);
-    strays_end(&net, |config| config);
-}
-
-#[test]
-fn strays_end_where_clients_are_behind_another_vlan_than_the_edge() {
-    let net = Topology::builder().nodes(1).pods(2).build().unwrap();
-    tag(&net);
+    let net = Topology::builder().clients(2).nodes(1).pods(2);
+    let net = net.build().unwrap();
+    tag_all(&net);
     let node = net.nodes()[0].namespace();
     for (machine, interface, addresses) in [
         (node, "eth0", ["10.0.102.2", "fd00:102::2"]),
@@ -298,8 +294,12 @@ fn strays_end_where_clients_are_behind_another_vlan_than_the_edge() {
         let vlan = add_vlan(machine, interface, OTHER_VLAN);
         add_addresses(machine, &vlan, addresses.map(|one| one.parse().unwrap()));
     }
-    for route in ["10.0.0.0/24 via 10.0.102.1", "fd00::/64 via fd00:102::1"] {
-        ip(node, &format!("route add {route}"));
+    let other = &net.clients()[1];
+    for (client, router) in [
+        (IpAddr::from(other.v4()), "10.0.102.1"),
+        (other.v6().into(), "fd00:102::1"),
+    ] {
+        ip(node, &format!("route add {client} via {router}"));
     }
     strays_end(&net, |config| config);
 }
@@ -345,37 +345,7 @@ fn bond(net: &Topology, machine: &Machine) {
 }
 
 #[test]
-fn bond_goes_on_with_the_member_that_is_left() {
-    let net = Topology::builder().build().unwrap();
-    let (edge, node) = (&net.edges()[0], &net.nodes()[0]);
-    bond(&net, edge);
-    bond(&net, node);
-    net.route_vips(&[0]).unwrap();
-
-    let services = Service::all(&MODES);
-    let _echoes: Vec<Echo> = net
-        .nodes()
-        .iter()
-        .map(|node| Echo::start(node, &services))
-        .collect();
-    let on_bond = |config: String| config.replace("name: eth0", "name: bond0");
-    let _edge = Agent::start(edge, &on_bond(edge_config(&services, net.nodes())));
-    let _bonded = Agent::start(node, &on_bond(node_config([edge])));
-    let _other = Agent::start(&net.nodes()[1], &node_config([edge]));
-    every_node_answers(&net, &services, FLOWS);
-
-    let traffic = Traffic::over(Flow::open_many(&net.clients()[0], &services, 1));
-    traffic.wait_for_rounds(ROUNDS);
-    // The members that carry the traffic lose their cables.
-    for machine in [edge, node] {
-        net.far_end(machine).unwrap().set_down().unwrap();
-    }
-    every_tcp_flow_goes_on(traffic);
-    every_node_answers(&net, &services, FLOWS);
-}
-
-#[test]
-fn replies_of_pods_leave_by_the_bond() {
+fn bond_carries_replies_of_pods_and_goes_on_with_the_member_that_is_left() {
     let net = Topology::builder().pods(1).build().unwrap();
     let (edge, node) = (&net.edges()[0], &net.nodes()[0]);
     bond(&net, edge);
@@ -390,6 +360,16 @@ fn replies_of_pods_leave_by_the_bond() {
     let _bonded = Agent::start(node, &bonded);
     let _other = Agent::start(&net.nodes()[1], &config);
     every_pod_replies(&net, &services);
+
+    let services: Vec<Service> = services.iter().map(|service| service.service).collect();
+    let traffic = Traffic::over(Flow::open_many(&net.clients()[0], &services, 1));
+    traffic.wait_for_rounds(ROUNDS);
+    // The members that carry the traffic lose their cables.
+    for machine in [edge, node] {
+        net.far_end(machine).unwrap().set_down().unwrap();
+    }
+    every_tcp_flow_goes_on(traffic);
+    every_node_answers(&net, &services, FLOWS);
 }
 
 /// A datagram on the way when a cable is cut is lost; a connection sends again.
@@ -425,25 +405,5 @@ fn tunnel_devices_are_backends_without_an_agent() {
         echoes.push(Echo::start(node, &services));
     }
     let _edge = Agent::start(edge, &edge_config(&services, net.nodes()));
-    every_node_answers(&net, &services, FLOWS);
-}
-
-#[test]
-fn sctp_associations_reach_pods_whose_ports_stay() {
-    let net = Topology::builder().pods(1).build().unwrap();
-    let services: Vec<PodService<'_>> = Service::all(&MODES)
-        .into_iter()
-        .filter(|service| service.protocol == Protocol::Tcp)
-        .map(|service| PodService {
-            target_port: service.address.port(),
-            ..PodService::over_all(Service {
-                protocol: Protocol::Sctp,
-                ..service
-            })
-        })
-        .collect();
-    let _echoes = serve_on_pods(&net, &services);
-    let _cluster = Cluster::start(&net, &services);
-    let services: Vec<Service> = services.iter().map(|service| service.service).collect();
     every_node_answers(&net, &services, FLOWS);
 }

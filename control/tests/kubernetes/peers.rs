@@ -73,7 +73,7 @@ fn edge_with_an_empty_disk_takes_the_past_by_the_clusters_secret_and_service() {
     let [one, node, other] = &world.agents[..] else {
         panic!("three agents");
     };
-    assert_eq!(owners(one).len(), tcp.len());
+    assert_eq!(owners(one).len(), ways(1).len());
     for agent in [node, other] {
         assert_eq!(owners(agent), owners(one));
     }

@@ -177,12 +177,20 @@ fn header_checksums() -> Vec<Case> {
     cases
 }
 
-/// Chooses the identification that gives this header checksum.
+/// Chooses the identification that gives this header checksum, which must not be all ones: it is a term of the one's
+/// complement sum (RFC 1071).
 pub(super) fn with_checksum(packet: &Packet, checksum: u16) -> Packet {
-    (0..=u16::MAX)
-        .map(|identification| packet.clone().identification(identification))
-        .find(|packet| packet.bytes()[10..12] == checksum.to_be_bytes())
-        .expect("every checksum but all ones can be had")
+    let header_checksum = |packet: &Packet| {
+        let bytes = packet.bytes();
+        u16::from_be_bytes([bytes[10], bytes[11]])
+    };
+    let sum_of_rest = !header_checksum(&packet.clone().identification(0));
+    let identification = (0xffff + u32::from(!checksum) - u32::from(sum_of_rest)) % 0xffff;
+    let packet = packet
+        .clone()
+        .identification(identification.try_into().unwrap());
+    assert_eq!(header_checksum(&packet), checksum);
+    packet
 }
 
 fn transport_is_untouched() -> Vec<Case> {

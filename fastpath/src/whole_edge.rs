@@ -12,10 +12,12 @@
 //! ```
 //!
 //! `worker` has one queue's frames, over any [`Rings`](crate::port::Rings); `stack` is the way to the stack; `threads` has
-//! the threads, their sockets and their counters. What a thread knows of the tables is in
+//! the threads and their sockets, `reader` their counters. What a thread knows of the tables is in
 //! [`tables`](crate::tables::EdgeTables).
 
 mod counts;
+#[cfg(feature = "xsk")]
+mod reader;
 mod stack;
 #[cfg(feature = "xsk")]
 mod threads;
@@ -23,4 +25,6 @@ mod worker;
 
 pub use self::counts::{EDGE_LOST, EdgeCounts, EdgeOutcome};
 #[cfg(feature = "xsk")]
-pub use self::threads::{EdgeReader, WholeEdge, WholeEdgeError};
+pub use self::reader::EdgeReader;
+#[cfg(feature = "xsk")]
+pub use self::threads::{WholeEdge, WholeEdgeError};

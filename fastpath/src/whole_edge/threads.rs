@@ -5,7 +5,7 @@ use std::{
     fmt, hint, io,
     os::fd::{AsFd as _, AsRawFd as _},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
@@ -13,12 +13,11 @@ use std::{
 };
 
 use aya::maps::{HashMap, Map, MapData, MapError, XskMap};
-use crossbeam_utils::CachePadded;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use xdp_prog::{abi::map, punt::queue_key};
 
 use super::{
-    counts::{EdgeCounts, EdgeOutcome},
+    reader::EdgeReader,
     stack::PairStack,
     worker::Worker,
 };
@@ -65,33 +64,6 @@ pub enum WholeEdgeError {
     },
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
-}
-
-/// Reads the counters of all threads, those that have ended included.
-#[derive(Clone, Debug, Default)]
-pub struct EdgeReader(Arc<Mutex<Vec<Arc<CachePadded<EdgeCounts>>>>>);
-
-impl EdgeReader {
-    /// Returns the number of frames with this outcome.
-    #[must_use]
-    pub fn of(&self, outcome: EdgeOutcome) -> u64 {
-        let threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        threads.iter().map(|counts| counts.of(outcome)).sum()
-    }
-
-    /// Returns the number of frames that the kernel has lost before a thread could take them.
-    #[must_use]
-    pub fn lost(&self) -> u64 {
-        let threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        threads.iter().map(|counts| counts.lost()).sum()
-    }
-
-    fn add(&self) -> Arc<CachePadded<EdgeCounts>> {
-        let counts = Arc::default();
-        let mut threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        threads.push(Arc::clone(&counts));
-        counts
-    }
 }
 
 /// The threads of a whole edge. They end when this is dropped.

@@ -97,6 +97,34 @@ pub fn validate(path: &Path, config: &Config, facts: &HostFacts) -> Result<(), C
     })
 }
 
+/// Requires of a configuration that is read again that its datapath is the running one, which ends with the agent alone.
+///
+/// # Errors
+///
+/// With this rule, if it is broken.
+pub(crate) fn keep_datapath(
+    path: &Path,
+    config: &Config,
+    running: Datapath,
+) -> Result<(), ConfigError> {
+    if config.datapath == running {
+        return Ok(());
+    }
+    let running = running.name();
+    Err(ConfigError::Invalid {
+        path: path.to_owned(),
+        problems: vec![Problem {
+            position: config.origins.datapath,
+            field: "datapath".to_owned(),
+            value: config.datapath.name().to_owned(),
+            reason: format!(
+                "the agent has begun with {running}, and a reload does not change that"
+            ),
+            remedy: format!("restart the agent, or set datapath: {running}"),
+        }],
+    })
+}
+
 /// Returns the rules that a configuration breaks on a machine with these facts.
 pub(super) fn problems(config: &Config, facts: &HostFacts) -> Vec<Problem> {
     let mut problems = vips(config, facts);

@@ -111,6 +111,31 @@ fn threads_refuse_by_name_what_they_do_not_do() {
 }
 
 #[test]
+fn reload_keeps_the_datapath() {
+    let path = Path::new("edge.yaml");
+    let afxdp = format!("datapath: afxdp\n{GOOD}");
+    for (text, running, refused) in [
+        (GOOD, Datapath::Xdp, None),
+        (afxdp.as_str(), Datapath::Afxdp, None),
+        (GOOD, Datapath::Afxdp, Some(["xdp", "afxdp"])),
+        (afxdp.as_str(), Datapath::Xdp, Some(["afxdp", "xdp"])),
+    ] {
+        let kept = host::keep_datapath(path, &parse(text).unwrap(), running);
+        let Some([asked, running]) = refused else {
+            kept.unwrap();
+            continue;
+        };
+        let problem = kept.unwrap_err().to_string();
+        for part in [
+            format!("datapath \"{asked}\": the agent has begun with {running}"),
+            format!("restart the agent, or set datapath: {running}"),
+        ] {
+            assert!(problem.contains(&part), "{problem}");
+        }
+    }
+}
+
+#[test]
 fn threads_take_no_machine_with_pods_and_no_bond() {
     let text = format!("datapath: afxdp\nnodes: [{{address: 10.0.0.9}}]\n{GOOD}");
     let facts = HostFacts {

@@ -12,9 +12,10 @@
 //! ```
 //!
 //! `worker` has one queue's frames, over any [`Rings`](crate::port::Rings); `stack` is the way to the stack; `threads` has
-//! the threads and their sockets, `reader` their counters. What a thread knows of the tables is in
-//! [`tables`](crate::tables::EdgeTables).
+//! the threads and their sockets, `reader` their counters, `buffers` the size of their memory. What a thread knows of the
+//! tables is in [`tables`](crate::tables::EdgeTables).
 
+mod buffers;
 mod counts;
 #[cfg(feature = "xsk")]
 mod reader;
@@ -23,6 +24,7 @@ mod stack;
 mod threads;
 mod worker;
 
+pub use self::buffers::{LARGEST_MTU, locked_bytes};
 pub use self::counts::{EDGE_LOST, EdgeCounts, EdgeOutcome};
 #[cfg(feature = "xsk")]
 pub use self::reader::EdgeReader;

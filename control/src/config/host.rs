@@ -8,6 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::Path;
 
 use fastpath::mend::MENDED_END;
+use fastpath::whole_edge::LARGEST_MTU;
 use nix::sys::socket::SockaddrStorage;
 
 use super::problem::{Position, Problem};
@@ -167,21 +168,28 @@ fn whole_edge(config: &Config, facts: &HostFacts) -> Vec<Problem> {
         remedy,
     };
     let own: BTreeSet<IpAddr> = facts.addresses.keys().copied().collect();
+    let interfaces = config.desired.interfaces.keys();
+    let large = interfaces.clone().filter_map(|name| {
+        let mtu = facts.mtus.get(name).filter(|mtu| **mtu > LARGEST_MTU)?;
+        Some(problem(
+            format!("interface {name} has MTU {mtu}, and packets of more than {LARGEST_MTU} bytes find no buffer"),
+            format!("lower the interface's MTU to {LARGEST_MTU}, or leave datapath out"),
+        ))
+    });
     let node = config.desired.is_node(&own).then(|| {
         problem(
             "not with pods on this machine (role node)".to_owned(),
             "set roles: [edge], or leave datapath out".to_owned(),
         )
     });
-    let interfaces = config.desired.interfaces.keys();
-    let above = interfaces.filter_map(|name| {
+    let above = interfaces.clone().filter_map(|name| {
         let below = facts.above.get(name)?;
         Some(problem(
             format!("interface {name} has no queues of its own"),
             format!("name what is below it ({below}), or leave datapath out"),
         ))
     });
-    node.into_iter().chain(above).collect()
+    node.into_iter().chain(above).chain(large).collect()
 }
 
 /// Requires a key with which edges know each other.

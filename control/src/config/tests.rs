@@ -161,6 +161,30 @@ fn threads_take_no_machine_with_pods_and_no_bond() {
 }
 
 #[test]
+fn threads_take_no_packets_without_buffers() {
+    let config = parse(&format!("datapath: afxdp\n{GOOD}")).unwrap();
+    let found = |mtu| {
+        let facts = HostFacts {
+            mtus: [("eth0".to_owned(), mtu)].into(),
+            ..HostFacts::default()
+        };
+        let mut problems = host::problems(&config, &facts);
+        problems.retain(|problem| problem.field == "datapath");
+        problems
+    };
+    assert_eq!(found(3754), []);
+    let [problem] = &found(9000)[..] else {
+        panic!("not one problem");
+    };
+    assert_eq!(problem.value, "afxdp");
+    assert!(
+        problem.reason.contains("interface eth0 has MTU 9000"),
+        "{problem:?}"
+    );
+    assert!(problem.remedy.contains("MTU to 3754"), "{problem:?}");
+}
+
+#[test]
 fn every_field_is_taken_over() {
     let config = parse(EVERY_FIELD).unwrap();
     let desired = &config.desired;

@@ -17,11 +17,13 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use xdp_prog::{abi::map, punt::queue_key};
 
 use super::{
+    buffers::{BUFFERS, LARGEST_MTU, buffer_size},
     reader::EdgeReader,
     stack::PairStack,
     worker::Worker,
 };
 use crate::{
+    facts::{self, InterfaceError},
     load::{LoadError, Loaded},
     mend::{PairError, Queue, QueueError},
     port::{
@@ -39,11 +41,8 @@ const SLEEP: Duration = Duration::from_millis(100);
 const SHOW: Duration = Duration::from_secs(1);
 /// How long a queue is waited for that is in use: an agent that has just ended frees its queues soon.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Descriptors of a ring, and buffers of a queue: both rings may be full, and a batch in hand.
+/// Descriptors of a ring.
 const RING: u32 = 2048;
-const BUFFERS: u32 = 8192;
-/// Bytes of a buffer.
-const BUFFER: u32 = 2048;
 
 /// Reasons why the threads cannot be started.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +55,12 @@ pub enum WholeEdgeError {
     Pair(#[from] PairError),
     #[error(transparent)]
     Queue(#[from] QueueError),
+    #[error(transparent)]
+    Interface(#[from] InterfaceError),
+    #[error(
+        "interface {interface}: with MTU {mtu}, packets of more than {LARGEST_MTU} bytes find no buffer; lower the MTU"
+    )]
+    Mtu { interface: String, mtu: u32 },
     #[error("cannot use the map {map}")]
     Map {
         map: &'static str,
@@ -92,6 +97,7 @@ struct Thread {
     /// Its place in `XSKS`.
     place: u32,
     cpu: usize,
+    buffer_size: u32,
     ends: Arc<AtomicBool>,
     handle: JoinHandle<io::Result<()>>,
 }
@@ -129,19 +135,34 @@ impl WholeEdge {
     ///
     /// # Errors
     ///
-    /// Fails with the first reason why a queue has no thread. The others have theirs.
+    /// Fails with the first reason why a queue has no thread, or why its packets may not fit. The others have theirs.
     pub fn follow(&mut self, wanted: &BTreeSet<Queue>) -> Result<(), WholeEdgeError> {
+        let mut outcome = Ok(());
+        let mut sizes = BTreeMap::new();
+        let interfaces: BTreeSet<&str> = wanted.iter().map(|one| one.interface.as_str()).collect();
+        for interface in interfaces {
+            match facts::link(interface) {
+                Ok(link) => {
+                    outcome = outcome.and(fits(interface, link.mtu));
+                    sizes.insert(interface, buffer_size(link.mtu));
+                }
+                Err(error) => outcome = outcome.and(Err(error.into())),
+            }
+        }
+        let size_for = |queue: &Queue| sizes.get(queue.interface.as_str()).copied();
         let is_over = |queue: &Queue, thread: &mut Thread| {
-            !wanted.contains(queue) || thread.handle.is_finished()
+            let fits = size_for(queue).is_none_or(|size| size == thread.buffer_size);
+            !wanted.contains(queue) || !fits || thread.handle.is_finished()
         };
         let over: Vec<_> = self.threads.extract_if(.., is_over).collect();
-        let ended = over
-            .into_iter()
-            .map(|(queue, thread)| self.end(queue, thread));
-        let mut outcome = ended.fold(Ok(()), Result::and);
+        for (queue, thread) in over {
+            outcome = outcome.and(self.end(queue, thread));
+        }
         for queue in wanted {
-            if !self.threads.contains_key(queue) {
-                outcome = outcome.and(self.begin(queue));
+            if !self.threads.contains_key(queue)
+                && let Some(size) = size_for(queue)
+            {
+                outcome = outcome.and(self.begin(queue, size));
             }
         }
         outcome
@@ -159,11 +180,11 @@ impl WholeEdge {
         self.reader.clone()
     }
 
-    fn begin(&mut self, queue: &Queue) -> Result<(), WholeEdgeError> {
+    fn begin(&mut self, queue: &Queue, buffer_size: u32) -> Result<(), WholeEdgeError> {
         let place = self.free.last().copied().ok_or(QueueError::TooMany)?;
         let options = Options {
             buffers: BUFFERS,
-            buffer_size: BUFFER,
+            buffer_size,
             reserve: RING,
             ring: RING,
             copying: Copying::IfNeeded,
@@ -193,6 +214,7 @@ impl WholeEdge {
         let thread = Thread {
             place,
             cpu,
+            buffer_size,
             ends,
             handle,
         };
@@ -265,6 +287,15 @@ fn run(
     }
     worker.show_losses();
     Ok(())
+}
+
+/// Fails if packets of an interface may be larger than a buffer.
+fn fits(interface: &str, mtu: u32) -> Result<(), WholeEdgeError> {
+    if mtu <= LARGEST_MTU {
+        return Ok(());
+    }
+    let interface = interface.to_owned();
+    Err(WholeEdgeError::Mtu { interface, mtu })
 }
 
 /// Lists the CPUs that this process may use.

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::Path;
 
 use fastpath::mend::MENDED_END;
-use fastpath::whole_edge::LARGEST_MTU;
+use fastpath::whole_edge::{LARGEST_MTU, locked_bytes};
 use nix::sys::socket::SockaddrStorage;
 
 use super::problem::{Position, Problem};
@@ -88,7 +88,12 @@ pub(crate) fn source_towards(machine: IpAddr) -> Option<IpAddr> {
 ///
 /// With every rule that is broken.
 pub fn validate(path: &Path, config: &Config, facts: &HostFacts) -> Result<(), ConfigError> {
-    let problems = problems(config, facts);
+    let mut problems = problems(config, facts);
+    problems.extend(locked_memory(
+        config,
+        fastpath::facts::process().lockable_bytes(),
+        &queues(config),
+    ));
     if problems.is_empty() {
         return Ok(());
     }
@@ -190,6 +195,47 @@ fn whole_edge(config: &Config, facts: &HostFacts) -> Vec<Problem> {
         ))
     });
     node.into_iter().chain(above).chain(large).collect()
+}
+
+/// Returns the number of receive queues and the MTU of each interface, as far as `datapath: afxdp` asks for it.
+fn queues(config: &Config) -> Vec<(u32, u32)> {
+    if config.datapath != Datapath::Afxdp {
+        return Vec::new();
+    }
+    let interfaces = config.desired.interfaces.keys();
+    // An interface that is not there has a problem of its own.
+    let found = interfaces.filter_map(|name| fastpath::facts::interface(name).ok());
+    found
+        .map(|interface| (interface.rx_queues, interface.mtu))
+        .collect()
+}
+
+/// Requires that all queues may lock their memory.
+pub(super) fn locked_memory(
+    config: &Config,
+    lockable: Option<u64>,
+    queues: &[(u32, u32)],
+) -> Option<Problem> {
+    let bytes = queues
+        .iter()
+        .map(|(queues, mtu)| u64::from(*queues) * locked_bytes(*mtu));
+    let needed: u64 = bytes.sum();
+    let limit = lockable.filter(|limit| *limit < needed)?;
+    let queues: u32 = queues.iter().map(|(queues, _)| queues).sum();
+    let mib = needed >> 20;
+    Some(Problem {
+        position: config.origins.datapath,
+        field: "datapath".to_owned(),
+        value: config.datapath.name().to_owned(),
+        reason: format!(
+            "{queues} receive queues lock {mib} MiB of memory, and the limit of locked memory is {} KiB",
+            limit >> 10
+        ),
+        remedy: format!(
+            "grant CAP_IPC_LOCK to the unit or container, raise the limit to {mib} MiB (LimitMEMLOCK=), or leave \
+             datapath out"
+        ),
+    })
 }
 
 /// Requires a key with which edges know each other.

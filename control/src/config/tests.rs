@@ -185,6 +185,24 @@ fn threads_take_no_packets_without_buffers() {
 }
 
 #[test]
+fn threads_lock_no_more_memory_than_the_limit() {
+    let config = parse(&format!("datapath: afxdp\n{GOOD}")).unwrap();
+    let queues = [(2, 1500), (1, 3000)];
+    let problem = |lockable| host::locked_memory(&config, lockable, &queues);
+    assert_eq!(problem(None), None);
+    assert_eq!(problem(Some(64 << 20)), None);
+    let refused = problem(Some(8 << 20)).unwrap();
+    assert_eq!(
+        refused.without_remedy(),
+        "datapath \"afxdp\": 3 receive queues lock 64 MiB of memory, and the limit of locked memory is 8192 KiB"
+    );
+    assert!(
+        refused.remedy.contains("raise the limit to 64 MiB"),
+        "{refused:?}"
+    );
+}
+
+#[test]
 fn every_field_is_taken_over() {
     let config = parse(EVERY_FIELD).unwrap();
     let desired = &config.desired;

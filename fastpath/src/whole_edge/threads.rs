@@ -25,7 +25,7 @@ use super::{
 use crate::{
     facts::{self, InterfaceError},
     load::{LoadError, Loaded},
-    mend::{PairError, Queue, QueueError},
+    mend::{Pair, PairError, Queue, QueueError},
     port::{
         Port,
         xsk::{Copying, Options, Xsk},
@@ -74,6 +74,8 @@ pub enum WholeEdgeError {
 /// The threads of a whole edge. They end when this is dropped.
 pub struct WholeEdge {
     tables: Arc<EdgeTables>,
+    /// The way to the stack.
+    pair: Pair,
     sockets: XskMap<MapData>,
     places: HashMap<MapData, u64, u32>,
     /// Places in `XSKS` that no queue has.
@@ -103,12 +105,13 @@ struct Thread {
 }
 
 impl WholeEdge {
-    /// Prepares, without any queue, and has the threads see each change of the tables.
+    /// Prepares the tables and the way to the stack, without any queue, and has the threads see each change of the tables.
     ///
     /// # Errors
     ///
     /// Each error names the cause.
     pub fn start(loaded: &Loaded, tables: &mut Tables) -> Result<Self, WholeEdgeError> {
+        let pair = Pair::make()?;
         let edge = Arc::new(Tables::edge_tables(loaded)?);
         tables.serve_edge(Arc::clone(&edge))?;
         let sockets = XskMap::try_from(Map::XskMap(loaded.map(map::XSKS)?));
@@ -122,6 +125,7 @@ impl WholeEdge {
         }
         Ok(Self {
             tables: edge,
+            pair,
             free: (0..sockets.len()).rev().collect(),
             sockets,
             places,
@@ -132,6 +136,8 @@ impl WholeEdge {
     }
 
     /// Sets the queues whose frames are taken. What could not be done is tried again with the next call.
+    ///
+    /// This takes the capabilities `NET_RAW` and `IPC_LOCK` alone, and so do the threads.
     ///
     /// # Errors
     ///
@@ -200,7 +206,7 @@ impl WholeEdge {
         let worker = Worker::new(
             port,
             world,
-            PairStack::make()?,
+            PairStack::by(&self.pair)?,
             queue.device,
             self.reader.add(),
         );

@@ -1,4 +1,4 @@
-//! What threads over AF_XDP sockets need is named before they start, and while they wait for it.
+//! What threads over AF_XDP sockets need is named before they start, and their memory follows the MTU.
 
 use std::{process::Command, time::Duration};
 
@@ -41,27 +41,15 @@ fn config(net: &Topology) -> String {
 }
 
 #[test]
-fn queue_of_another_program_is_named_and_taken_once_it_is_free() {
+fn queue_of_another_program_is_named() {
     let net = Topology::builder().build().unwrap();
     let edge = &net.edges()[0];
     let config = config(&net);
-    let held = hold_queue(edge);
+    let _held = hold_queue(edge);
     let named = finding(guideway(edge), edge, &config, "AF_XDP queues");
     assert_eq!(named["severity"], "FAIL", "{named}");
     let detail = named["detail"].as_str().unwrap();
     assert!(detail.contains("on 1 of 1 queues (0)"), "{named}");
-
-    let agent = Agent::start(edge, &config);
-    let problem = agent.json(&["status"])["problems"][0].clone();
-    let problem = problem.as_str().unwrap();
-    assert!(
-        problem.contains("another AF_XDP socket has queue 0"),
-        "{problem}"
-    );
-    drop(held);
-    agent.wait_for_answer("the queue is taken", &["status"], |status| {
-        status["problems"] == serde_json::json!([])
-    });
 }
 
 #[test]

@@ -18,6 +18,7 @@ use anyhow::Result;
 use fastpath::facts::{self, Interface, InterfaceError};
 use fastpath::nexthop::Resolver;
 use fastpath::pins::Pins;
+use fastpath::port::Port;
 
 use self::finding::{Finding, Severity, SubjectReport, page};
 use self::kernel::{MENDING, WHOLE_EDGE};
@@ -71,8 +72,10 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
     let mut kernel = SubjectReport::of("kernel");
     kernel::kernel(&mut kernel, &facts::kernel(), datapath);
     findings.extend(kernel.findings);
-    if datapath == Datapath::Afxdp {
+    let mut uses_threads = datapath == Datapath::Afxdp;
+    if uses_threads {
         let missing = facts::process().missing(&WHOLE_EDGE);
+        uses_threads = facts::has_af_xdp() && missing.is_empty();
         let report = kernel::whole_edge(&facts::kernel(), facts::has_af_xdp(), &missing);
         findings.extend(report.findings);
     }
@@ -151,6 +154,11 @@ fn findings(options: &cli::Check) -> Vec<Finding> {
             if let Some(filter) = facts::reverse_path_filter(&name) {
                 interface::reverse_path_filter(&mut report, &name, filter);
             }
+        }
+        // Those of the agent are its own.
+        if uses_threads && is_configured(&name) && !ours.contains(&name) {
+            let queues = used.last().map_or(0, |(interface, _)| interface.rx_queues);
+            interface::thread_queues(&mut report, queues, |queue| Port::try_open(&name, queue));
         }
         findings.append(&mut report.findings);
     }

@@ -420,7 +420,7 @@ explanations! {
             "The packet was to leave by another interface than the one that it came in by, which threads cannot do.";
             "Have the nodes, or the router to them, on the interface that clients come by.";
         "edge_lost": "no room at the socket";
-            "The kernel had no buffer or no place in the receive ring for the packet: the thread of its queue took packets out too slowly, or sends more slowly than they come. Or the packet has more than 1700 bytes.";
+            "The kernel had no buffer or no place in the receive ring for the packet: the thread of its queue took packets out too slowly, or sends more slowly than they come. Or the packet is larger than the interface's MTU was when the thread began.";
             "Spread the traffic over more receive queues (`ethtool -L`), or use a kernel that runs the XDP programs.";
     }
 }

@@ -40,7 +40,7 @@ pub(crate) use self::{
 #[cfg(feature = "xsk")]
 pub use self::{
     queues::{Queue, QueueError, QueueStates},
-    thread::{Mend, MendError, MendReader},
+    thread::{Mend, MendError, MendReader, PreparedPair},
 };
 
 /// How much is held, and how long.

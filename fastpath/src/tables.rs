@@ -72,6 +72,7 @@ use self::{
     syscall_map::{Mirrored, SyscallMap},
     types::{address_key, address_of},
     view::Newest,
+    whole_edge::Hash,
 };
 use crate::load::Loaded;
 
@@ -242,6 +243,8 @@ pub struct Tables {
     newest: Newest,
     /// The threads that do in user space what the programs do in the kernel, if there are any.
     edge: Option<Arc<EdgeTables>>,
+    /// Hashes of which these threads have not seen the last change.
+    unseen: BTreeSet<Hash>,
 }
 
 impl Deref for Tables {
@@ -336,6 +339,7 @@ impl Tables {
             freed: Freed::default(),
             newest: Newest::default(),
             edge: None,
+            unseen: BTreeSet::new(),
             pins: [
                 SyscallMap::open(loaded, map::PINS)?,
                 SyscallMap::open(loaded, map::PINS_YOUNG)?,
@@ -416,24 +420,31 @@ impl Tables {
         if self.retired.count() == 0 {
             return;
         }
-        // The programs' notes contain ids too. If they cannot be invalidated, the ids stay retired.
-        if self.invalidate_notes().is_err() {
+        // The programs' notes contain ids too, and so does what threads know of the hashes. If the notes cannot be
+        // invalidated, or threads have not seen all, the ids stay retired.
+        if self.invalidate_notes().is_err() || self.show_unseen().is_err() {
             return;
         }
         // Tell the readers of counters, long before the ids are reused, that nobody has these ids.
         self.publish();
         self.wait_for_packets();
         let retired = std::mem::take(&mut self.retired);
-        for service in retired.services {
-            let RetiredService {
-                id,
-                pods,
-                source_ranges,
-            } = service;
-            self.remove_pods(id, &Pods::new(), &pods);
-            self.remove_source_ranges(id, &source_ranges);
-            self.service.write(id, Service::default());
-            self.service_ids.release(id);
+        let mut has_ranges = false;
+        for service in &retired.services {
+            self.remove_pods(service.id, &Pods::new(), &service.pods);
+            has_ranges |= self.clear_source_ranges(service.id, &service.source_ranges);
+        }
+        if has_ranges {
+            self.show_hash(Hash::SourceRanges);
+        }
+        if self.unseen.is_empty() {
+            for RetiredService { id, .. } in retired.services {
+                self.service.write(id, Service::default());
+                self.service_ids.release(id);
+            }
+        } else {
+            // Under a service that came by one of these ids, threads would admit the clients of the former one.
+            self.retired.services = retired.services;
         }
         for run in retired.runs {
             self.arena.release(run);

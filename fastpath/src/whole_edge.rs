@@ -12,15 +12,21 @@
 //! ```
 //!
 //! `worker` has one queue's frames, over any [`Rings`](crate::port::Rings); `stack` is the way to the stack; `threads` has
-//! the threads, their sockets and their counters. What a thread knows of the tables is in
-//! [`tables`](crate::tables::EdgeTables).
+//! the threads and their sockets, `reader` their counters, `buffers` the size of their memory. What a thread knows of the
+//! tables is in [`tables`](crate::tables::EdgeTables).
 
+mod buffers;
 mod counts;
+#[cfg(feature = "xsk")]
+mod reader;
 mod stack;
 #[cfg(feature = "xsk")]
 mod threads;
 mod worker;
 
+pub use self::buffers::{LARGEST_MTU, locked_bytes};
 pub use self::counts::{EDGE_LOST, EdgeCounts, EdgeOutcome};
 #[cfg(feature = "xsk")]
-pub use self::threads::{EdgeReader, WholeEdge, WholeEdgeError};
+pub use self::reader::EdgeReader;
+#[cfg(feature = "xsk")]
+pub use self::threads::{WholeEdge, WholeEdgeError};

@@ -1,7 +1,8 @@
 //! The way to the threads that do in user space what the programs do in the kernel: the whole edge.
 //!
-//! One program takes the place of all others, and it redirects what may be for a service to the socket of its queue. It
-//! calls no function that Linux 5.10 lacks, and its thread decides, rewrites and sends.
+//! One program takes the place of all others, and it redirects what may be for a service, and what routers say of the MTUs
+//! of paths, to the socket of its queue. It calls no function that Linux 5.10 lacks, and its thread decides, rewrites and
+//! sends.
 
 /// Name of the program that redirects frames to the threads.
 pub const REDIRECT_PROGRAM: &str = "guideway_to_thread";

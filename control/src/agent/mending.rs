@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use fastpath::facts::{self, XdpMode};
 use fastpath::load::Loaded;
-use fastpath::mend::{self, Limits, Mend, MendReader, Queue};
+use fastpath::mend::{self, Limits, Mend, MendReader, PreparedPair, Queue};
 
 use super::Agent;
 use super::problems::Item;
@@ -63,7 +63,9 @@ impl Mending {
             self.is_pair_removed = false;
             // A former thread takes packets until it has ended.
             let punted = punted();
-            let mend = Mend::start(loaded, limits).map_err(|error| chain(&error))?;
+            let mend = PreparedPair::prepare(loaded)
+                .and_then(|pair| Mend::start(loaded, &pair, limits))
+                .map_err(|error| chain(&error))?;
             tracing::info!(?limits, "packets are mended");
             self.running = Some(Running {
                 mend,

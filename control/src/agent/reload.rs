@@ -43,6 +43,7 @@ impl ConfigFile {
         attached: impl Iterator<Item = String>,
     ) -> Result<(Config, HostFacts), ConfigError> {
         let mut config = config::load(&self.path, source)?;
+        host::keep_datapath(&self.path, &config, self.started_with.datapath)?;
         let unreadable = |source| ConfigError::Read {
             path: "/proc/net".into(),
             source,
@@ -124,7 +125,6 @@ fn needs_restart(started_with: &Config, config: &Config) -> Vec<String> {
         (started_with.socket != config.socket, "api.socket"),
         (started_with.metrics != config.metrics, "metrics.listen"),
         (started_with.pin_dir != config.pin_dir, "pin_dir"),
-        (started_with.datapath != config.datapath, "datapath"),
         (begins_to_announce, "announce"),
         (started_with.peers != config.peers, "peers"),
         (started_with.kubernetes != config.kubernetes, "kubernetes"),

@@ -3,6 +3,7 @@
 use fastpath::whole_edge::WholeEdge;
 
 use super::Agent;
+use super::apply::in_words;
 use super::problems::Item;
 use crate::chain::chain;
 use crate::config::Datapath;
@@ -30,7 +31,9 @@ impl Agent {
             }
             outcome
         });
-        let outcome = outcome.unwrap_or(Ok(()));
-        (Item::WholeEdge, outcome.map_err(|error| chain(&error)))
+        let outcome = in_words(outcome.unwrap_or(Ok(())));
+        // A change that threads could not be shown when it was made.
+        let shown = in_words(self.tables.show_unseen());
+        (Item::WholeEdge, outcome.and(shown))
     }
 }

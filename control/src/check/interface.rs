@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use fastpath::facts::{
     Egress, Filter, Interface, InterfaceError, NativeXdp, ReversePathFilter, XdpMode,
 };
+use fastpath::port::xsk::OpenError;
 
 use super::finding::SubjectReport;
+use crate::chain::chain;
 use crate::desired::AttachMode;
 use crate::next_hop::CARRY_COST;
 
@@ -42,6 +44,41 @@ pub(super) fn interface(
     offloads(&mut report, interface, generic);
     programs(&mut report, interface, ours);
     report
+}
+
+/// Judges whether the threads of `datapath: afxdp` get the receive queues of an interface, of which there are so many.
+pub(super) fn thread_queues(
+    report: &mut SubjectReport,
+    queues: u32,
+    try_open: impl Fn(u32) -> Result<(), OpenError>,
+) {
+    let mut taken = Vec::new();
+    for queue in 0..queues {
+        match try_open(queue) {
+            Ok(()) => {}
+            Err(OpenError::InUse { .. }) => taken.push(queue.to_string()),
+            Err(error) => {
+                return report.fail(
+                    "AF_XDP queues",
+                    format!("datapath \"afxdp\": {}", chain(&error)),
+                    "leave datapath out if that cannot be mended",
+                );
+            }
+        }
+    }
+    if taken.is_empty() {
+        report.ok("AF_XDP queues", format!("{queues}, no program has them"));
+    } else {
+        report.fail(
+            "AF_XDP queues",
+            format!(
+                "datapath \"afxdp\": another program has an AF_XDP socket on {} of {queues} queues ({})",
+                taken.len(),
+                taken.join(", ")
+            ),
+            "end that program, which `ss --xdp --processes` names, or leave datapath out",
+        );
+    }
 }
 
 fn driver(interface: &Interface) -> &str {

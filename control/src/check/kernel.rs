@@ -127,8 +127,8 @@ pub(super) fn mending(has_af_xdp: bool, missing: &[Capability]) -> SubjectReport
     report
 }
 
-/// What the threads of `datapath: afxdp` take beside the rights that loading takes.
-pub(super) const WHOLE_EDGE: [Capability; 2] = MENDING;
+/// What the threads of `datapath: afxdp` take beside the rights that loading takes, and the memory that they lock.
+pub(super) const WHOLE_EDGE: [Capability; 1] = [Capability::NetRaw];
 
 /// Judges whether threads can take the frames, as the configuration asks for, and whether they should.
 pub(super) fn whole_edge(
@@ -152,7 +152,7 @@ pub(super) fn whole_edge(
         report.fail(
             "sockets",
             format!("afxdp: {} missing", list(missing)),
-            "grant it to the unit or container: each receive queue locks 16 MiB of memory",
+            "grant it to the unit or container, or leave datapath out",
         );
     }
     if !kernel.is_older(KernelVersion::MINIMUM) {

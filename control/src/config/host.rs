@@ -8,6 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::Path;
 
 use fastpath::mend::MENDED_END;
+use fastpath::whole_edge::{LARGEST_MTU, locked_bytes};
 use nix::sys::socket::SockaddrStorage;
 
 use super::problem::{Position, Problem};
@@ -87,13 +88,46 @@ pub(crate) fn source_towards(machine: IpAddr) -> Option<IpAddr> {
 ///
 /// With every rule that is broken.
 pub fn validate(path: &Path, config: &Config, facts: &HostFacts) -> Result<(), ConfigError> {
-    let problems = problems(config, facts);
+    let mut problems = problems(config, facts);
+    problems.extend(locked_memory(
+        config,
+        fastpath::facts::process().lockable_bytes(),
+        &queues(config),
+    ));
     if problems.is_empty() {
         return Ok(());
     }
     Err(ConfigError::Invalid {
         path: path.to_owned(),
         problems,
+    })
+}
+
+/// Requires of a configuration that is read again that its datapath is the running one, which ends with the agent alone.
+///
+/// # Errors
+///
+/// With this rule, if it is broken.
+pub(crate) fn keep_datapath(
+    path: &Path,
+    config: &Config,
+    running: Datapath,
+) -> Result<(), ConfigError> {
+    if config.datapath == running {
+        return Ok(());
+    }
+    let running = running.name();
+    Err(ConfigError::Invalid {
+        path: path.to_owned(),
+        problems: vec![Problem {
+            position: config.origins.datapath,
+            field: "datapath".to_owned(),
+            value: config.datapath.name().to_owned(),
+            reason: format!(
+                "the agent has begun with {running}, and a reload does not change that"
+            ),
+            remedy: format!("restart the agent, or set datapath: {running}"),
+        }],
     })
 }
 
@@ -139,21 +173,69 @@ fn whole_edge(config: &Config, facts: &HostFacts) -> Vec<Problem> {
         remedy,
     };
     let own: BTreeSet<IpAddr> = facts.addresses.keys().copied().collect();
+    let interfaces = config.desired.interfaces.keys();
+    let large = interfaces.clone().filter_map(|name| {
+        let mtu = facts.mtus.get(name).filter(|mtu| **mtu > LARGEST_MTU)?;
+        Some(problem(
+            format!("interface {name} has MTU {mtu}, and packets of more than {LARGEST_MTU} bytes find no buffer"),
+            format!("lower the interface's MTU to {LARGEST_MTU}, or leave datapath out"),
+        ))
+    });
     let node = config.desired.is_node(&own).then(|| {
         problem(
             "not with pods on this machine (role node)".to_owned(),
             "set roles: [edge], or leave datapath out".to_owned(),
         )
     });
-    let interfaces = config.desired.interfaces.keys();
-    let above = interfaces.filter_map(|name| {
+    let above = interfaces.clone().filter_map(|name| {
         let below = facts.above.get(name)?;
         Some(problem(
             format!("interface {name} has no queues of its own"),
             format!("name what is below it ({below}), or leave datapath out"),
         ))
     });
-    node.into_iter().chain(above).collect()
+    node.into_iter().chain(above).chain(large).collect()
+}
+
+/// Returns the number of receive queues and the MTU of each interface, as far as `datapath: afxdp` asks for it.
+fn queues(config: &Config) -> Vec<(u32, u32)> {
+    if config.datapath != Datapath::Afxdp {
+        return Vec::new();
+    }
+    let interfaces = config.desired.interfaces.keys();
+    // An interface that is not there has a problem of its own.
+    let found = interfaces.filter_map(|name| fastpath::facts::interface(name).ok());
+    found
+        .map(|interface| (interface.rx_queues, interface.mtu))
+        .collect()
+}
+
+/// Requires that all queues may lock their memory.
+pub(super) fn locked_memory(
+    config: &Config,
+    lockable: Option<u64>,
+    queues: &[(u32, u32)],
+) -> Option<Problem> {
+    let bytes = queues
+        .iter()
+        .map(|(queues, mtu)| u64::from(*queues) * locked_bytes(*mtu));
+    let needed: u64 = bytes.sum();
+    let limit = lockable.filter(|limit| *limit < needed)?;
+    let queues: u32 = queues.iter().map(|(queues, _)| queues).sum();
+    let mib = needed >> 20;
+    Some(Problem {
+        position: config.origins.datapath,
+        field: "datapath".to_owned(),
+        value: config.datapath.name().to_owned(),
+        reason: format!(
+            "{queues} receive queues lock {mib} MiB of memory, and the limit of locked memory is {} KiB",
+            limit >> 10
+        ),
+        remedy: format!(
+            "grant CAP_IPC_LOCK to the unit or container, raise the limit to {mib} MiB (LimitMEMLOCK=), or leave \
+             datapath out"
+        ),
+    })
 }
 
 /// Requires a key with which edges know each other.

@@ -111,6 +111,31 @@ fn threads_refuse_by_name_what_they_do_not_do() {
 }
 
 #[test]
+fn reload_keeps_the_datapath() {
+    let path = Path::new("edge.yaml");
+    let afxdp = format!("datapath: afxdp\n{GOOD}");
+    for (text, running, refused) in [
+        (GOOD, Datapath::Xdp, None),
+        (afxdp.as_str(), Datapath::Afxdp, None),
+        (GOOD, Datapath::Afxdp, Some(["xdp", "afxdp"])),
+        (afxdp.as_str(), Datapath::Xdp, Some(["afxdp", "xdp"])),
+    ] {
+        let kept = host::keep_datapath(path, &parse(text).unwrap(), running);
+        let Some([asked, running]) = refused else {
+            kept.unwrap();
+            continue;
+        };
+        let problem = kept.unwrap_err().to_string();
+        for part in [
+            format!("datapath \"{asked}\": the agent has begun with {running}"),
+            format!("restart the agent, or set datapath: {running}"),
+        ] {
+            assert!(problem.contains(&part), "{problem}");
+        }
+    }
+}
+
+#[test]
 fn threads_take_no_machine_with_pods_and_no_bond() {
     let text = format!("datapath: afxdp\nnodes: [{{address: 10.0.0.9}}]\n{GOOD}");
     let facts = HostFacts {
@@ -133,6 +158,48 @@ fn threads_take_no_machine_with_pods_and_no_bond() {
         "{found:?}"
     );
     assert_eq!(reasons(&text.replace("afxdp", "xdp")), [""; 0]);
+}
+
+#[test]
+fn threads_take_no_packets_without_buffers() {
+    let config = parse(&format!("datapath: afxdp\n{GOOD}")).unwrap();
+    let found = |mtu| {
+        let facts = HostFacts {
+            mtus: [("eth0".to_owned(), mtu)].into(),
+            ..HostFacts::default()
+        };
+        let mut problems = host::problems(&config, &facts);
+        problems.retain(|problem| problem.field == "datapath");
+        problems
+    };
+    assert_eq!(found(3754), []);
+    let [problem] = &found(9000)[..] else {
+        panic!("not one problem");
+    };
+    assert_eq!(problem.value, "afxdp");
+    assert!(
+        problem.reason.contains("interface eth0 has MTU 9000"),
+        "{problem:?}"
+    );
+    assert!(problem.remedy.contains("MTU to 3754"), "{problem:?}");
+}
+
+#[test]
+fn threads_lock_no_more_memory_than_the_limit() {
+    let config = parse(&format!("datapath: afxdp\n{GOOD}")).unwrap();
+    let queues = [(2, 1500), (1, 3000)];
+    let problem = |lockable| host::locked_memory(&config, lockable, &queues);
+    assert_eq!(problem(None), None);
+    assert_eq!(problem(Some(64 << 20)), None);
+    let refused = problem(Some(8 << 20)).unwrap();
+    assert_eq!(
+        refused.without_remedy(),
+        "datapath \"afxdp\": 3 receive queues lock 64 MiB of memory, and the limit of locked memory is 8192 KiB"
+    );
+    assert!(
+        refused.remedy.contains("raise the limit to 64 MiB"),
+        "{refused:?}"
+    );
 }
 
 #[test]

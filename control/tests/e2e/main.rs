@@ -33,6 +33,7 @@ mod reload;
 mod resize;
 mod restart;
 mod support;
+mod threads;
 mod traffic;
 mod trust;
 mod uplinks;

@@ -64,9 +64,18 @@ fn client_learns_the_mtu_and_transfers_a_megabyte() {
     assert!(capture.assert_good_checksums() > 1000);
 }
 
-/// Behind a router that takes less, the edge learns it from the router, and its clients from the edge.
 #[test]
 fn edge_learns_the_mtu_of_the_path_to_a_node() {
+    mtu_of_a_path_is_learnt("");
+}
+
+#[test]
+fn threads_learn_the_mtu_of_the_path_to_a_node() {
+    mtu_of_a_path_is_learnt("datapath: afxdp\n");
+}
+
+/// Behind a router that takes less, the edge learns it from the router, and its clients from the edge.
+fn mtu_of_a_path_is_learnt(of_edge: &str) {
     const PATH_MTU: u32 = 1400;
     let net = Topology::builder()
         .nodes(0)
@@ -93,7 +102,7 @@ fn edge_learns_the_mtu_of_the_path_to_a_node() {
         })
     });
     let _echoes = serve_on_pods(&net, &services);
-    let cluster = Cluster::start(&net, &services);
+    let cluster = Cluster::start_with(&net, &services, of_edge);
     let path_mtu = |service: &Service| {
         let rows = cluster.edge.json(&["backends"]);
         let mut rows = rows.as_array().unwrap().iter();

@@ -123,6 +123,7 @@ fn bad_file_is_told_and_the_last_good_state_serves() {
         (good.replace("protocol: udp", "protocol: icmp"), "icmp"),
         (good.replace("\nvips: [", "\nvips: [["), "YAML"),
         (String::new(), "interfaces"),
+        (format!("datapath: afxdp\n{good}"), "set datapath: xdp"),
     ];
     for (bad, named) in &bad_files {
         cluster.edge.write_config(bad);

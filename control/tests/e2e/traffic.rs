@@ -12,12 +12,18 @@ use crate::support::{Agent, Echo, Flow, Mode, Protocol, Service, edge_config, no
 const FLOWS: usize = 24;
 /// More than one segment of any size, in one direction and in the other.
 const LARGE: usize = 60_000;
+/// The usual MTU of a client.
+const CLIENT_MTU: usize = 1500;
 
 /// What the edge's configuration says of the datapath.
 const PROGRAMS: &str = "";
 const THREADS: &str = "datapath: afxdp\n";
 
 fn every_node_answers(net: &Topology, mode: Mode, datapath: &str) {
+    every_node_answers_packets_of(CLIENT_MTU, net, mode, datapath);
+}
+
+fn every_node_answers_packets_of(mtu: usize, net: &Topology, mode: Mode, datapath: &str) {
     let services = Service::all(&[mode]);
     let _echoes: Vec<Echo> = net
         .nodes()
@@ -37,17 +43,17 @@ fn every_node_answers(net: &Topology, mode: Mode, datapath: &str) {
         }
         assert_eq!(by_node.len(), net.nodes().len(), "{service}: {by_node:?}");
     }
-    full_packets_pass(client, &services);
+    full_packets_pass(client, &services, mtu);
     replies_do_not_cross_the_edge(client, edge, &services);
 }
 
-fn full_packets_pass(client: &Machine, services: &[Service]) {
+fn full_packets_pass(client: &Machine, services: &[Service], mtu: usize) {
     for service in services {
         let bytes = match service.protocol {
             Protocol::Tcp | Protocol::Sctp => "x".repeat(LARGE),
             // Up to the client's MTU, less the longer of the headers, and the
             // room that the answer takes for the node's name.
-            Protocol::Udp => "x".repeat(1500 - 40 - 8 - 16),
+            Protocol::Udp => "x".repeat(mtu - 40 - 8 - 16),
         };
         let mut flow = Flow::open(client, service).unwrap();
         assert_eq!(flow.ask_with(&bytes).unwrap(), flow.node, "{service}");
@@ -94,6 +100,17 @@ fn threads_reach_every_node() {
     for mode in [Mode::L2dsr, Mode::IpipV4, Mode::IpipV6] {
         every_node_answers(&segment(), mode, THREADS);
     }
+}
+
+#[test]
+fn threads_take_packets_as_large_as_the_mtu() {
+    const LARGE_MTU: u32 = 3000;
+    let net = Topology::builder()
+        .client_mtu(LARGE_MTU)
+        .fabric_mtu(LARGE_MTU + 40)
+        .build()
+        .unwrap();
+    every_node_answers_packets_of(LARGE_MTU as usize, &net, Mode::IpipV6, THREADS);
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 use std::{fmt, fs};
 
+use rustix::process::{Resource, getrlimit};
+
 /// A capability that BPF or packet sockets need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Capability {
@@ -11,6 +13,8 @@ pub enum Capability {
     NetRaw,
     /// Memory locked beyond the limit, for AF_XDP.
     IpcLock,
+    /// Limits of resources, such as that of locked memory, which loading for a whole edge lifts.
+    SysResource,
     /// System administration: includes BPF, and names the programs of others.
     SysAdmin,
     /// Verifier privileges: programs with pointers and bounded loops.
@@ -30,6 +34,7 @@ impl Capability {
             Self::NetRaw => 13,
             Self::IpcLock => 14,
             Self::SysAdmin => 21,
+            Self::SysResource => 24,
             Self::Perfmon => 38,
             Self::Bpf => 39,
         }
@@ -43,6 +48,7 @@ impl fmt::Display for Capability {
             Self::NetRaw => "CAP_NET_RAW",
             Self::IpcLock => "CAP_IPC_LOCK",
             Self::SysAdmin => "CAP_SYS_ADMIN",
+            Self::SysResource => "CAP_SYS_RESOURCE",
             Self::Perfmon => "CAP_PERFMON",
             Self::Bpf => "CAP_BPF",
         })
@@ -53,6 +59,8 @@ impl fmt::Display for Capability {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
     effective: u64,
+    /// The limit of locked memory in bytes, if there is one.
+    memory_limit: Option<u64>,
     /// Whether a seccomp filter checks the thread's system calls, as in most containers.
     pub seccomp_filter: bool,
     /// Whether the capabilities count only inside a user namespace, where BPF cannot be used.
@@ -66,6 +74,14 @@ impl Process {
         let implied = matches!(capability, Capability::Bpf | Capability::Perfmon)
             && self.effective >> Capability::SysAdmin.bit() & 1 == 1;
         implied || self.effective >> capability.bit() & 1 == 1
+    }
+
+    /// Returns how many bytes of memory the sockets of a whole edge may lock; `None` if there is no limit.
+    #[must_use]
+    pub fn lockable_bytes(&self) -> Option<u64> {
+        let lifts = [Capability::IpcLock, Capability::SysResource];
+        let has_limit = !lifts.into_iter().any(|capability| self.has(capability));
+        self.memory_limit.filter(|_| has_limit)
     }
 
     /// Lists the capabilities of `needed` that are not in effect.
@@ -84,9 +100,13 @@ impl Process {
 pub fn process() -> Process {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let uid_map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    parse(&status, &uid_map)
+    Process {
+        memory_limit: getrlimit(Resource::Memlock).current,
+        ..parse(&status, &uid_map)
+    }
 }
 
+/// Reads what the files say, which is nothing about limits.
 fn parse(status: &str, uid_map: &str) -> Process {
     let field = |name: &str| {
         status
@@ -98,6 +118,7 @@ fn parse(status: &str, uid_map: &str) -> Process {
         effective: field("CapEff")
             .and_then(|hex| u64::from_str_radix(hex, 16).ok())
             .unwrap_or(0),
+        memory_limit: None,
         seccomp_filter: field("Seccomp") == Some("2"),
         // The initial user namespace maps all 2^32 - 1 user ids to themselves.
         in_user_namespace: !uid_map.is_empty()
@@ -130,6 +151,21 @@ mod tests {
             process.missing(&Capability::REQUIRED),
             [Capability::NetAdmin]
         );
+    }
+
+    #[test]
+    fn limit_of_locked_memory_counts_unless_it_can_be_lifted() {
+        for (capabilities, lockable) in [
+            ("0000000000002000", Some(4096)),
+            ("0000000000006000", None),
+            ("0000000001002000", None),
+        ] {
+            let process = Process {
+                memory_limit: Some(4096),
+                ..parse(&format!("CapEff:\t{capabilities}\n"), FIRST_NAMESPACE)
+            };
+            assert_eq!(process.lockable_bytes(), lockable, "{capabilities}");
+        }
     }
 
     #[test]

@@ -68,10 +68,10 @@ pub enum PairError {
     Socket(#[source] io::Error),
 }
 
-/// The way back, and where it ends.
+/// The way back, which is there.
 #[derive(Debug)]
 pub(crate) struct Pair {
-    pub(crate) sender: WayBack,
+    sending_end: Link,
     /// Index of the end at which mended frames come back.
     pub(crate) device: u32,
     pub(crate) mac: [u8; 6],
@@ -112,12 +112,21 @@ impl Pair {
             })
         };
         Ok(Self {
-            sender: WayBack {
-                announcer: Announcer::new().map_err(PairError::Socket)?,
-                end: of(SENDING_END)?,
-            },
+            sending_end: of(SENDING_END)?,
             device,
             mac: of(MENDED_END)?.mac,
+        })
+    }
+
+    /// Opens a socket that sends into the pair. It takes the capability NET_RAW alone.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel opens no packet socket.
+    pub(crate) fn sender(&self) -> Result<WayBack, PairError> {
+        Ok(WayBack {
+            announcer: Announcer::new().map_err(PairError::Socket)?,
+            end: self.sending_end.clone(),
         })
     }
 }

@@ -111,19 +111,39 @@ pub struct Mend {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Mend {
-    /// Makes the way back, and starts the thread, without any queue. The pair of an earlier agent is adopted.
+/// The way back of mended packets, with the program at its end.
+#[derive(Debug)]
+pub struct PreparedPair(Pair);
+
+impl PreparedPair {
+    /// Makes the pair, or adopts that of an earlier agent, and attaches the program.
     ///
     /// # Errors
     ///
     /// Each error names the cause.
-    pub fn start(loaded: &mut Loaded, limits: Limits) -> Result<Self, MendError> {
-        let Pair {
-            sender,
-            device,
-            mac,
-        } = Pair::make()?;
-        loaded.attach_mended(device).map_err(MendError::Attach)?;
+    pub fn prepare(loaded: &mut Loaded) -> Result<Self, MendError> {
+        let pair = Pair::make()?;
+        let attached = loaded.attach_mended(pair.device);
+        attached.map_err(MendError::Attach)?;
+        Ok(Self(pair))
+    }
+}
+
+impl Mend {
+    /// Starts the thread, without any queue.
+    ///
+    /// This takes the capabilities `NET_RAW` and `IPC_LOCK` alone, and so does the thread.
+    ///
+    /// # Errors
+    ///
+    /// Each error names the cause.
+    pub fn start(
+        loaded: &Loaded,
+        PreparedPair(pair): &PreparedPair,
+        limits: Limits,
+    ) -> Result<Self, MendError> {
+        let sender = pair.sender()?;
+        let Pair { device, mac, .. } = *pair;
         let counts = Arc::new(Counts::default());
         let queues = Arc::new(Mutex::default());
         let known = KnownByTables {

@@ -112,6 +112,22 @@ impl Port<Xsk> {
         Ok(Self::new(rings, options.reserve as usize))
     }
 
+    /// Opens a small port on a queue, and closes it again. Nothing comes by it, because no program redirects there.
+    ///
+    /// # Errors
+    ///
+    /// The reason why no port can be opened, as [`Self::open`] gives it.
+    pub fn try_open(interface: &str, queue: u32) -> Result<(), OpenError> {
+        let options = Options {
+            buffers: 16,
+            reserve: 8,
+            ring: 8,
+            patience: Duration::ZERO,
+            ..Options::default()
+        };
+        Self::open(interface, queue, &options).map(drop)
+    }
+
     /// Reads the way by which frames come from the kernel.
     ///
     /// # Errors

@@ -15,6 +15,7 @@ use xdp_prog::abi::{
 use super::{
     Addresses, ServiceKey, Settings, Specs, TableError, Tables,
     encode::{config_of, device_word},
+    whole_edge::Hash,
 };
 use crate::nexthop::LinkBelow;
 
@@ -119,7 +120,7 @@ impl Tables {
             Ok(()) => addresses,
             Err(_) => addresses_of(self.vips.held()).into(),
         };
-        self.show_hashes()?;
+        self.show_hash(Hash::Vips);
         self.invalidate_notes()?;
         outcome
     }
@@ -138,7 +139,7 @@ impl Tables {
         // The keys have no bits beyond the prefix length.
         let wanted: BTreeSet<IpNet> = wanted.iter().map(IpNet::trunc).collect();
         let outcome = self.trusted_edges.replace_set(&wanted);
-        self.show_hashes()?;
+        self.show_hash(Hash::TrustedEdges);
         self.invalidate_notes()?;
         outcome
     }
@@ -154,8 +155,9 @@ impl Tables {
     ///
     /// Fails if the kernel refuses a write, for one because the table is full.
     pub fn set_edge_macs(&mut self, wanted: &BTreeSet<[u8; 6]>) -> Result<(), TableError> {
-        self.edge_macs.replace_set(wanted)?;
-        self.show_hashes()
+        let outcome = self.edge_macs.replace_set(wanted);
+        self.show_hash(Hash::EdgeMacs);
+        outcome
     }
 
     /// Replaces the known VLAN devices, and those whose frames the agent sends.

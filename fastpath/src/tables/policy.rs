@@ -8,6 +8,7 @@ use xdp_prog::abi::{Pod, PodKey, Tag};
 use super::{
     ServiceKey, TableError, Tables,
     encode::{source_prefix_key, source_prefix_of},
+    whole_edge::Hash,
 };
 
 /// This machine's pods of one service: from the pod's bits of the tag to the backend id.
@@ -109,10 +110,10 @@ impl Tables {
                 return Err(error);
             }
         }
-        if wanted.is_subset(present) {
-            return Ok(());
+        if !wanted.is_subset(present) {
+            self.show_hash(Hash::SourceRanges);
         }
-        self.show_hashes()
+        Ok(())
     }
 
     /// Removes source ranges of a service.
@@ -121,6 +122,17 @@ impl Tables {
         service: u32,
         ranges: impl IntoIterator<Item = &'r IpNet>,
     ) {
+        if self.clear_source_ranges(service, ranges) {
+            self.show_hash(Hash::SourceRanges);
+        }
+    }
+
+    /// Removes source ranges, which threads go on to see. Returns whether there were any to remove.
+    pub(super) fn clear_source_ranges<'r>(
+        &mut self,
+        service: u32,
+        ranges: impl IntoIterator<Item = &'r IpNet>,
+    ) -> bool {
         let mut has_any = false;
         for range in ranges {
             has_any = true;
@@ -129,10 +141,7 @@ impl Tables {
                 .source_ranges
                 .remove(&source_prefix_key(service, *range));
         }
-        if has_any {
-            // Threads that do not see it admit the clients of a former service at worst, until the next change.
-            let _ = self.show_hashes();
-        }
+        has_any
     }
 
     /// Lists the source ranges of every service id.

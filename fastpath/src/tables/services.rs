@@ -17,6 +17,7 @@ use super::{
     past::{OwnerChange, keeps_past, second_now},
     policy::{Pods, ranges_of},
     slot_owners::is_shared,
+    whole_edge::Hash,
 };
 
 /// The runs of a service: one for all its backends, and one for this machine's pods.
@@ -133,7 +134,7 @@ impl Tables {
         let is_aside = self.index.is_aside(index_key);
         self.index.remove(index_key)?;
         if is_aside {
-            self.show_hashes()?;
+            self.show_hash(Hash::Overflow);
         }
         self.contents.specs.remove(key);
         self.needs.remove(key);
@@ -473,7 +474,8 @@ impl Tables {
         }
         self.ask_overflow()?;
         self.index.store_aside(key, id)?;
-        self.show_hashes()
+        self.show_hash(Hash::Overflow);
+        Ok(())
     }
 }
 

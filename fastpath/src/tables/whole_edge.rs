@@ -10,9 +10,11 @@
 
 mod prefixes;
 mod snapshot;
+#[cfg(test)]
+mod tests;
 mod world;
 
-use std::{cell::RefCell, fmt, os::fd::AsFd as _, sync::Arc};
+use std::{cell::RefCell, collections::BTreeSet, fmt, os::fd::AsFd as _, sync::Arc};
 
 use aya::maps::{MapData, lpm_trie::Key};
 use xdp_prog::abi::{
@@ -46,6 +48,26 @@ struct Arrays {
     reasons: Mapped<u64>,
     service_traffic: Mapped<Traffic>,
     backend_traffic: Mapped<Traffic>,
+}
+
+/// A hash that threads see by snapshots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Hash {
+    Vips,
+    Overflow,
+    TrustedEdges,
+    SourceRanges,
+    EdgeMacs,
+}
+
+impl Hash {
+    const ALL: [Self; 5] = [
+        Self::Vips,
+        Self::Overflow,
+        Self::TrustedEdges,
+        Self::SourceRanges,
+        Self::EdgeMacs,
+    ];
 }
 
 /// The maps that are read into snapshots.
@@ -127,20 +149,36 @@ impl Sources {
     }
 
     fn read(&self) -> Result<Hashes, TableError> {
-        let trusted = self.trusted_edges.keys()?.into_iter();
-        let ranges = self.source_ranges.keys()?.into_iter();
-        Ok(Hashes {
-            vips: self.vips.entries()?.into_iter().collect(),
-            overflow: self.overflow.entries()?.into_iter().collect(),
-            trusted_edges: trusted
-                .map(|key| (key.prefix_len(), transmute!(key.data())))
-                .collect(),
-            source_ranges: ranges
-                .map(|key| (key.prefix_len(), transmute!(key.data())))
-                .collect(),
-            edge_macs: self.edge_macs.keys()?.into_iter().collect(),
-        })
+        let mut hashes = Hashes::default();
+        for hash in Hash::ALL {
+            self.read_again(&mut hashes, hash)?;
+        }
+        Ok(hashes)
     }
+
+    /// Replaces one hash with its present contents.
+    fn read_again(&self, hashes: &mut Hashes, hash: Hash) -> Result<(), TableError> {
+        match hash {
+            Hash::Vips => hashes.vips = collected(self.vips.entries()?),
+            Hash::Overflow => hashes.overflow = collected(self.overflow.entries()?),
+            Hash::TrustedEdges => {
+                let keys = self.trusted_edges.keys()?.into_iter();
+                let prefixes = keys.map(|key| (key.prefix_len(), transmute!(key.data())));
+                hashes.trusted_edges = collected(prefixes);
+            }
+            Hash::SourceRanges => {
+                let keys = self.source_ranges.keys()?.into_iter();
+                let prefixes = keys.map(|key| (key.prefix_len(), transmute!(key.data())));
+                hashes.source_ranges = collected(prefixes);
+            }
+            Hash::EdgeMacs => hashes.edge_macs = collected(self.edge_macs.keys()?),
+        }
+        Ok(())
+    }
+}
+
+fn collected<T, C: FromIterator<T>>(entries: impl IntoIterator<Item = T>) -> Arc<C> {
+    Arc::new(entries.into_iter().collect())
 }
 
 impl SharedMaps {
@@ -190,7 +228,7 @@ impl EdgeTables {
         let first = Snapshot {
             generation: 0,
             config: sources.config.read(&0)?,
-            hashes: Arc::new(sources.read()?),
+            hashes: sources.read()?,
         };
         Ok(Self {
             arrays: Arc::new(Arrays::open(&open)?),
@@ -210,21 +248,32 @@ impl EdgeTables {
         EdgeWorld::new(self, cpu % self.cpus)
     }
 
-    /// Has threads see the present contents of the hashes from their next batch on.
+    /// Has threads see the present settings and hashes from their next batch on.
     ///
     /// # Errors
     ///
     /// Fails if a map cannot be read. The threads then go on with the contents that they know.
     pub fn refresh(&self) -> Result<(), TableError> {
-        let hashes = Arc::new(self.sources.read()?);
+        let hashes = self.sources.read()?;
         self.snapshots
             .publish(self.sources.config.read(&0)?, hashes);
         Ok(())
     }
 
+    /// Has threads see the present contents of some hashes from their next batch on.
+    fn show(&self, changed: &BTreeSet<Hash>) -> Result<(), TableError> {
+        let newest = self.snapshots.newest();
+        let mut hashes = newest.hashes.clone();
+        for hash in changed {
+            self.sources.read_again(&mut hashes, *hash)?;
+        }
+        self.snapshots.publish(newest.config, hashes);
+        Ok(())
+    }
+
     /// Has threads see other settings from their next batch on.
     fn set_config(&self, config: Config) {
-        let hashes = Arc::clone(&self.snapshots.newest().hashes);
+        let hashes = self.snapshots.newest().hashes.clone();
         self.snapshots.publish(config, hashes);
     }
 
@@ -243,6 +292,7 @@ impl Tables {
     pub fn serve_edge(&mut self, edge: Arc<EdgeTables>) -> Result<(), TableError> {
         edge.refresh()?;
         self.edge = Some(edge);
+        self.unseen.clear();
         Ok(())
     }
 
@@ -255,9 +305,29 @@ impl Tables {
         EdgeTables::open(|name| loaded.map(name))
     }
 
-    /// Tells the threads of a whole edge of a change of the hashes.
-    pub(super) fn show_hashes(&self) -> Result<(), TableError> {
-        self.edge.as_ref().map_or(Ok(()), |edge| edge.refresh())
+    /// Has the threads of a whole edge see the hashes whose changes they have not seen, because a map could not be read.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a map cannot be read. The threads go on with the contents that they know, and no id is used again until
+    /// they have seen all.
+    pub fn show_unseen(&mut self) -> Result<(), TableError> {
+        if let Some(edge) = &self.edge
+            && !self.unseen.is_empty()
+        {
+            edge.show(&self.unseen)?;
+            self.unseen.clear();
+        }
+        Ok(())
+    }
+
+    /// Has the threads of a whole edge see a change of a hash, or leaves it to [`Self::show_unseen`].
+    pub(super) fn show_hash(&mut self, hash: Hash) {
+        if self.edge.is_some() {
+            self.unseen.insert(hash);
+            // The change is in force for everybody who asks the kernel, so whoever made it need not undo it.
+            let _ = self.show_unseen();
+        }
     }
 
     /// Tells the threads of a whole edge of other settings.

@@ -84,6 +84,12 @@ impl EdgeCounts {
             .store(no_buffer + ring_full + too_large, Ordering::Relaxed);
     }
 
+    /// Adds all that another thread has counted.
+    pub(super) fn add_all(&self, other: &Self) {
+        self.add(&mut EdgeOutcome::ALL.map(|outcome| other.of(outcome)));
+        self.lost.fetch_add(other.lost(), Ordering::Relaxed);
+    }
+
     pub(super) fn add(&self, tally: &mut Tally) {
         for (counter, frames) in self.outcomes.iter().zip(std::mem::take(tally)) {
             counter.fetch_add(frames, Ordering::Relaxed);

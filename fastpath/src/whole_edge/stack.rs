@@ -26,15 +26,14 @@ pub(super) struct PairStack {
 }
 
 impl PairStack {
-    /// Makes the pair, or adopts it.
+    /// Opens the way by a pair.
     ///
     /// # Errors
     ///
-    /// Each error names the cause.
-    pub(super) fn make() -> Result<Self, PairError> {
-        let pair = Pair::make()?;
+    /// Fails if the kernel opens no packet socket.
+    pub(super) fn by(pair: &Pair) -> Result<Self, PairError> {
         Ok(Self {
-            sender: pair.sender,
+            sender: pair.sender()?,
             mac: pair.mac,
             frame: Vec::new(),
         })

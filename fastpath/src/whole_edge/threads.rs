@@ -5,7 +5,7 @@ use std::{
     fmt, hint, io,
     os::fd::{AsFd as _, AsRawFd as _},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
@@ -13,18 +13,19 @@ use std::{
 };
 
 use aya::maps::{HashMap, Map, MapData, MapError, XskMap};
-use crossbeam_utils::CachePadded;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use xdp_prog::{abi::map, punt::queue_key};
 
 use super::{
-    counts::{EdgeCounts, EdgeOutcome},
+    buffers::{BUFFERS, LARGEST_MTU, buffer_size},
+    reader::EdgeReader,
     stack::PairStack,
     worker::Worker,
 };
 use crate::{
+    facts::{self, InterfaceError},
     load::{LoadError, Loaded},
-    mend::{PairError, Queue, QueueError},
+    mend::{Pair, PairError, Queue, QueueError},
     port::{
         Port,
         xsk::{Copying, Options, Xsk},
@@ -40,11 +41,8 @@ const SLEEP: Duration = Duration::from_millis(100);
 const SHOW: Duration = Duration::from_secs(1);
 /// How long a queue is waited for that is in use: an agent that has just ended frees its queues soon.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Descriptors of a ring, and buffers of a queue: both rings may be full, and a batch in hand.
+/// Descriptors of a ring.
 const RING: u32 = 2048;
-const BUFFERS: u32 = 8192;
-/// Bytes of a buffer.
-const BUFFER: u32 = 2048;
 
 /// Reasons why the threads cannot be started.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +55,12 @@ pub enum WholeEdgeError {
     Pair(#[from] PairError),
     #[error(transparent)]
     Queue(#[from] QueueError),
+    #[error(transparent)]
+    Interface(#[from] InterfaceError),
+    #[error(
+        "interface {interface}: with MTU {mtu}, packets of more than {LARGEST_MTU} bytes find no buffer; lower the MTU"
+    )]
+    Mtu { interface: String, mtu: u32 },
     #[error("cannot use the map {map}")]
     Map {
         map: &'static str,
@@ -67,36 +71,11 @@ pub enum WholeEdgeError {
     Thread(#[source] io::Error),
 }
 
-/// Reads the counters of all threads, those that have ended included.
-#[derive(Clone, Debug, Default)]
-pub struct EdgeReader(Arc<Mutex<Vec<Arc<CachePadded<EdgeCounts>>>>>);
-
-impl EdgeReader {
-    /// Returns the number of frames with this outcome.
-    #[must_use]
-    pub fn of(&self, outcome: EdgeOutcome) -> u64 {
-        let threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        threads.iter().map(|counts| counts.of(outcome)).sum()
-    }
-
-    /// Returns the number of frames that the kernel has lost before a thread could take them.
-    #[must_use]
-    pub fn lost(&self) -> u64 {
-        let threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        threads.iter().map(|counts| counts.lost()).sum()
-    }
-
-    fn add(&self) -> Arc<CachePadded<EdgeCounts>> {
-        let counts = Arc::default();
-        let mut threads = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        threads.push(Arc::clone(&counts));
-        counts
-    }
-}
-
 /// The threads of a whole edge. They end when this is dropped.
 pub struct WholeEdge {
     tables: Arc<EdgeTables>,
+    /// The way to the stack.
+    pair: Pair,
     sockets: XskMap<MapData>,
     places: HashMap<MapData, u64, u32>,
     /// Places in `XSKS` that no queue has.
@@ -120,17 +99,19 @@ struct Thread {
     /// Its place in `XSKS`.
     place: u32,
     cpu: usize,
+    buffer_size: u32,
     ends: Arc<AtomicBool>,
     handle: JoinHandle<io::Result<()>>,
 }
 
 impl WholeEdge {
-    /// Prepares, without any queue, and has the threads see each change of the tables.
+    /// Prepares the tables and the way to the stack, without any queue, and has the threads see each change of the tables.
     ///
     /// # Errors
     ///
     /// Each error names the cause.
     pub fn start(loaded: &Loaded, tables: &mut Tables) -> Result<Self, WholeEdgeError> {
+        let pair = Pair::make()?;
         let edge = Arc::new(Tables::edge_tables(loaded)?);
         tables.serve_edge(Arc::clone(&edge))?;
         let sockets = XskMap::try_from(Map::XskMap(loaded.map(map::XSKS)?));
@@ -144,6 +125,7 @@ impl WholeEdge {
         }
         Ok(Self {
             tables: edge,
+            pair,
             free: (0..sockets.len()).rev().collect(),
             sockets,
             places,
@@ -155,21 +137,38 @@ impl WholeEdge {
 
     /// Sets the queues whose frames are taken. What could not be done is tried again with the next call.
     ///
+    /// This takes the capabilities `NET_RAW` and `IPC_LOCK` alone, and so do the threads.
+    ///
     /// # Errors
     ///
-    /// Fails with the first reason why a queue has no thread. The others have theirs.
+    /// Fails with the first reason why a queue has no thread, or why its packets may not fit. The others have theirs.
     pub fn follow(&mut self, wanted: &BTreeSet<Queue>) -> Result<(), WholeEdgeError> {
+        let mut outcome = Ok(());
+        let mut sizes = BTreeMap::new();
+        let interfaces: BTreeSet<&str> = wanted.iter().map(|one| one.interface.as_str()).collect();
+        for interface in interfaces {
+            match facts::link(interface) {
+                Ok(link) => {
+                    outcome = outcome.and(fits(interface, link.mtu));
+                    sizes.insert(interface, buffer_size(link.mtu));
+                }
+                Err(error) => outcome = outcome.and(Err(error.into())),
+            }
+        }
+        let size_for = |queue: &Queue| sizes.get(queue.interface.as_str()).copied();
         let is_over = |queue: &Queue, thread: &mut Thread| {
-            !wanted.contains(queue) || thread.handle.is_finished()
+            let fits = size_for(queue).is_none_or(|size| size == thread.buffer_size);
+            !wanted.contains(queue) || !fits || thread.handle.is_finished()
         };
         let over: Vec<_> = self.threads.extract_if(.., is_over).collect();
-        let ended = over
-            .into_iter()
-            .map(|(queue, thread)| self.end(queue, thread));
-        let mut outcome = ended.fold(Ok(()), Result::and);
+        for (queue, thread) in over {
+            outcome = outcome.and(self.end(queue, thread));
+        }
         for queue in wanted {
-            if !self.threads.contains_key(queue) {
-                outcome = outcome.and(self.begin(queue));
+            if !self.threads.contains_key(queue)
+                && let Some(size) = size_for(queue)
+            {
+                outcome = outcome.and(self.begin(queue, size));
             }
         }
         outcome
@@ -187,11 +186,11 @@ impl WholeEdge {
         self.reader.clone()
     }
 
-    fn begin(&mut self, queue: &Queue) -> Result<(), WholeEdgeError> {
+    fn begin(&mut self, queue: &Queue, buffer_size: u32) -> Result<(), WholeEdgeError> {
         let place = self.free.last().copied().ok_or(QueueError::TooMany)?;
         let options = Options {
             buffers: BUFFERS,
-            buffer_size: BUFFER,
+            buffer_size,
             reserve: RING,
             ring: RING,
             copying: Copying::IfNeeded,
@@ -207,7 +206,7 @@ impl WholeEdge {
         let worker = Worker::new(
             port,
             world,
-            PairStack::make()?,
+            PairStack::by(&self.pair)?,
             queue.device,
             self.reader.add(),
         );
@@ -221,6 +220,7 @@ impl WholeEdge {
         let thread = Thread {
             place,
             cpu,
+            buffer_size,
             ends,
             handle,
         };
@@ -293,6 +293,15 @@ fn run(
     }
     worker.show_losses();
     Ok(())
+}
+
+/// Fails if packets of an interface may be larger than a buffer.
+fn fits(interface: &str, mtu: u32) -> Result<(), WholeEdgeError> {
+    if mtu <= LARGEST_MTU {
+        return Ok(());
+    }
+    let interface = interface.to_owned();
+    Err(WholeEdgeError::Mtu { interface, mtu })
 }
 
 /// Lists the CPUs that this process may use.

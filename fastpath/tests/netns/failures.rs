@@ -29,7 +29,7 @@ use xdp_prog::{
     failure::{Failure, TRACEPOINTS},
 };
 
-const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 100);
+pub(crate) const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 100);
 const EDGE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const NODE: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 2);
 const PORT: u16 = 7000;

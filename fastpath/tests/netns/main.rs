@@ -21,6 +21,8 @@ mod nexthop;
 mod own_machine;
 #[cfg(feature = "xsk")]
 mod port;
+#[cfg(feature = "xsk")]
+mod rights;
 
 use std::sync::LazyLock;
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use fastpath::{
     attach,
     load::{Loaded, Loader},
-    mend::{self, Limits, MENDED_END, Mend, Outcome, Queue},
+    mend::{self, Limits, MENDED_END, Mend, Outcome, PreparedPair, Queue},
     pins::Pins,
 };
 use lab::{Link, Namespace, Veth};
@@ -16,7 +16,8 @@ use crate::failures::{DATAGRAMS, Edge, Machines};
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn start(loaded: &mut Loaded) -> Mend {
-    Mend::start(loaded, Limits::default()).unwrap()
+    let pair = PreparedPair::prepare(loaded).unwrap();
+    Mend::start(loaded, &pair, Limits::default()).unwrap()
 }
 
 fn small(loader: Loader) -> Loader {

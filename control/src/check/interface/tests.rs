@@ -278,3 +278,27 @@ fn egress_is_possible_with_tcx_and_without() {
     let gone = found(|report| egress(report, Err(InterfaceError::NotFound { name })));
     assert_eq!(gone.severity, Severity::Fail);
 }
+
+#[test]
+fn queues_that_other_programs_have_are_named() {
+    let taken = |queue: u32| {
+        let interface = "eth0".to_owned();
+        let source = std::io::Error::from_raw_os_error(16);
+        Err(OpenError::InUse {
+            interface,
+            queue,
+            source,
+        })
+    };
+    let of = |try_open: &dyn Fn(u32) -> Result<(), OpenError>| {
+        found(|report| thread_queues(report, 4, try_open))
+    };
+    assert_eq!(of(&|_| Ok(())).severity, Severity::Ok);
+    let some = of(&|queue| if queue % 2 == 1 { taken(queue) } else { Ok(()) });
+    assert_eq!(some.severity, Severity::Fail);
+    assert!(some.detail.contains("2 of 4 queues (1, 3)"), "{some:?}");
+    let error = || OpenError::NoSockets(std::io::Error::from_raw_os_error(97));
+    let none = of(&|_| Err(error()));
+    assert_eq!(none.severity, Severity::Fail);
+    assert!(none.detail.contains("CONFIG_XDP_SOCKETS"), "{none:?}");
+}

@@ -102,11 +102,20 @@ pub(crate) struct Cluster<'net> {
 impl<'net> Cluster<'net> {
     /// Starts the agents of edge and nodes.
     pub(crate) fn start(net: &'net Topology, services: &[PodService<'_>]) -> Self {
+        Self::start_with(net, services, "")
+    }
+
+    /// Starts the agents, that of the edge with some more in its file.
+    pub(crate) fn start_with(
+        net: &'net Topology,
+        services: &[PodService<'_>],
+        of_edge: &str,
+    ) -> Self {
         let config = cluster_config(net, services);
-        let launch = |machine| Agent::launch(machine, &config);
+        let nodes = net.nodes().iter();
         let mut cluster = Self {
-            nodes: net.nodes().iter().map(launch).collect(),
-            edge: launch(&net.edges()[0]),
+            nodes: nodes.map(|node| Agent::launch(node, &config)).collect(),
+            edge: Agent::launch(&net.edges()[0], &format!("{of_edge}{config}")),
         };
         cluster.edge.wait_until_ready();
         for node in &mut cluster.nodes {

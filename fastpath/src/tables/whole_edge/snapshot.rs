@@ -21,14 +21,14 @@ const IDLE: u64 = u64::MAX;
 /// Pause between two looks at threads. A batch takes some microseconds.
 const LOOK: Duration = Duration::from_micros(50);
 
-/// The contents of the hashes that only the owner of the tables writes.
-#[derive(Debug, Default)]
+/// The contents of the hashes that only the owner of the tables writes. Snapshots share what has not changed between them.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Hashes {
-    pub(super) vips: HashMap<AddressKey, u32>,
-    pub(super) overflow: HashMap<u64, IndexEntry>,
-    pub(super) trusted_edges: Prefixes,
-    pub(super) source_ranges: Prefixes,
-    pub(super) edge_macs: HashSet<EdgeMac>,
+    pub(super) vips: Arc<HashMap<AddressKey, u32>>,
+    pub(super) overflow: Arc<HashMap<u64, IndexEntry>>,
+    pub(super) trusted_edges: Arc<Prefixes>,
+    pub(super) source_ranges: Arc<Prefixes>,
+    pub(super) edge_macs: Arc<HashSet<EdgeMac>>,
 }
 
 /// The settings and the hashes at one moment.
@@ -37,7 +37,7 @@ pub(super) struct Snapshot {
     /// Number of snapshots before it.
     pub(super) generation: u64,
     pub(super) config: Config,
-    pub(super) hashes: Arc<Hashes>,
+    pub(super) hashes: Hashes,
 }
 
 /// The generation of the snapshot that a thread is at work with, or [`IDLE`].
@@ -63,7 +63,7 @@ impl Snapshots {
     }
 
     /// Puts another snapshot in place. Only the owner of the tables does so.
-    pub(super) fn publish(&self, config: Config, hashes: Arc<Hashes>) {
+    pub(super) fn publish(&self, config: Config, hashes: Hashes) {
         let generation = self.newest.load().generation + 1;
         self.newest.store(Arc::new(Snapshot {
             generation,
@@ -146,7 +146,7 @@ mod tests {
         Arc::new(Snapshots::new(Snapshot {
             generation: 0,
             config: Config::default(),
-            hashes: Arc::default(),
+            hashes: Hashes::default(),
         }))
     }
 
@@ -155,7 +155,7 @@ mod tests {
         let snapshots = snapshots();
         let reader = Reader::new(&snapshots);
         assert_eq!(reader.begin().generation, 0);
-        snapshots.publish(Config::default(), Arc::default());
+        snapshots.publish(Config::default(), Hashes::default());
         let (tell, told) = mpsc::channel();
         thread::scope(|scope| {
             let waiting = &snapshots;
@@ -173,7 +173,7 @@ mod tests {
     fn nobody_waits_for_idle_threads_and_for_those_with_the_newest() {
         let snapshots = snapshots();
         let (idle, at_work) = (Reader::new(&snapshots), Reader::new(&snapshots));
-        snapshots.publish(Config::default(), Arc::default());
+        snapshots.publish(Config::default(), Hashes::default());
         assert_eq!(at_work.begin().generation, 1);
         snapshots.wait();
         drop((idle, at_work));

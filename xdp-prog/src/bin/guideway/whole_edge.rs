@@ -6,7 +6,13 @@ use xdp_prog::{
     frame::{Frame as _, FrameMut as _},
     parse,
     whole_edge::ROOM,
-    wire::{ethernet, ipv4::Ipv4, ipv6::Ipv6, protocol},
+    wire::{
+        ethernet,
+        icmp::{Icmp, v4, v6},
+        ipv4::Ipv4,
+        ipv6::Ipv6,
+        protocol,
+    },
 };
 
 use crate::{
@@ -15,7 +21,8 @@ use crate::{
     mend::{XSKS, socket},
 };
 
-/// Redirects a frame for a service's address, or one that a node may have returned, to the socket of its queue.
+/// Redirects a frame to the socket of its queue that is for a service's address, that a node may have returned, or that says
+/// what a path takes.
 #[xdp]
 fn guideway_to_thread(ctx: XdpContext) -> u32 {
     let mut frame = XdpFrame::of(&ctx, true);
@@ -46,19 +53,37 @@ fn judge(frame: &XdpFrame<'_>) -> Option<u32> {
         ethernet::IPV4 => {
             let header: &Ipv4 = frame.view(link.l3)?;
             let tag = Tag(u16::from_be_bytes(header.identification));
-            judge_packet(&AddressKey::v4(header.destination()), header.protocol, tag)
+            // Nobody sends such a message with options.
+            let is_about_path = header.protocol == protocol::ICMP
+                && frame
+                    .view(link.l3 + Ipv4::LENGTH)
+                    .is_some_and(|message: &Icmp| {
+                        message.kind == v4::UNREACHABLE && message.code == v4::FRAGMENTATION_NEEDED
+                    });
+            let destination = AddressKey::v4(header.destination());
+            judge_packet(&destination, header.protocol, tag, is_about_path)
         }
         ethernet::IPV6 => {
             let header: &Ipv6 = frame.view(link.l3)?;
+            let is_about_path = header.next_header == protocol::ICMPV6
+                && frame
+                    .view(link.l3 + Ipv6::LENGTH)
+                    .is_some_and(|message: &Icmp| message.kind == v6::PACKET_TOO_BIG);
             let destination = AddressKey::v6(header.destination);
-            judge_packet(&destination, header.next_header, Tag(header.label_tag()))
+            let tag = Tag(header.label_tag());
+            judge_packet(&destination, header.next_header, tag, is_about_path)
         }
         _ => None,
     }
 }
 
 #[inline(always)]
-fn judge_packet(destination: &AddressKey, protocol: u8, tag: Tag) -> Option<u32> {
+fn judge_packet(
+    destination: &AddressKey,
+    protocol: u8,
+    tag: Tag,
+    is_about_path: bool,
+) -> Option<u32> {
     match maps::address_flags(destination) {
         // The stack would forward it to an edge, perhaps this one.
         ADDRESS_VIP => Some(xdp_action::XDP_DROP),
@@ -66,6 +91,7 @@ fn judge_packet(destination: &AddressKey, protocol: u8, tag: Tag) -> Option<u32>
         _ if matches!(protocol, protocol::IPV4 | protocol::IPV6) && tag.is_returned() => {
             Some(xdp_action::XDP_PASS)
         }
+        _ if is_about_path => Some(xdp_action::XDP_PASS),
         _ => None,
     }
 }

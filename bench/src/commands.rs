@@ -56,8 +56,9 @@ A scenario:
       flow_order: in-turn         # uniform or zipf
       frame_bytes: 64             # a size, imix, imix-csit, or sizes with weights: 64:7 594:4 1518:1
       stamps: kernel              # on requests and answers at the client, by UDP; card: by the clock of the client's card
-      background: 50% of pdr      # live frames that pass meanwhile: a share of the system's own pdr, ndr or rfc2544, a share of
-                                  # another system's rate (50% of direct), or so many a second (500000)
+      background: 10% 50% 90% of pdr   # live frames that pass meanwhile: shares of the system's own pdr, ndr or rfc2544, which is
+                                  # searched for once (a load for each share), of another system's rate (50% of direct), or so
+                                  # many a second (500000)
     - generator: live             # frames made and counted in the kernel: what a system takes, without latencies
       protocol: tcp               # or udp
       schedule: max               # or constant with a rate

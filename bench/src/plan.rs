@@ -51,6 +51,13 @@ pub fn text(scenario: &Scenario) -> Result<String> {
         scenario.rounds,
         scenario.trial_seconds() / 60.0
     );
+    for rate in scenario.reference_rates() {
+        let trials = rate.usual_trials();
+        let _ = writeln!(
+            text,
+            "Before the first round, some {trials} trials find {rate}."
+        );
+    }
     for one in &series {
         text += &describe(one, &PlannedTrial::of(one, scenario));
     }
@@ -328,6 +335,23 @@ rounds: 6
             "and 2 flows more",
         ] {
             assert!(text.contains(expected), "{expected}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_plan_tells_which_rate_is_found_once_for_all_of_its_shares() {
+        let text_of = "name: shares\nsystems: [direct]\nloads: [{ rate: 100, background: 10% 50% 90% of pdr }]\n";
+        let text = text(&Scenario::parse(text_of).unwrap()).unwrap();
+        let found = "Before the first round, some 25 trials find the pdr of direct (live, ipv4, udp, max, 16 flows in-turn, \
+                     frames of 64 bytes).\n";
+        assert_eq!(text.matches("Before the first round").count(), 1, "{text}");
+        assert!(text.contains(found), "{text}");
+        for (number, share) in [(1, 10), (2, 50), (3, 90)] {
+            let series = format!(
+                "\ndirect-{number}: sockets, ipv4, udp, constant, 100/s, 16 flows in-turn, frames of 64 bytes, \
+                                  beside live frames at {share} % of its pdr\n"
+            );
+            assert!(text.contains(&series), "{text}");
         }
     }
 

@@ -14,6 +14,7 @@ mod frame_loss;
 mod machine;
 mod measurements;
 mod rates;
+mod reference;
 mod sections;
 mod shares;
 mod throughput;
@@ -94,6 +95,7 @@ pub fn text(files: &Files) -> String {
         return text;
     }
     text += &events::as_text(&files.run);
+    text += &reference::as_text(&files.run);
     text += &rates::as_text(&files.run);
     text + &frame_loss::as_text(&files.run) + "\n" + &shares::packets_as_text(&files.run)
 }

@@ -5,6 +5,7 @@
 //! another one goes on from there.
 
 mod record;
+mod reference;
 
 use std::{
     collections::BTreeMap,
@@ -27,9 +28,9 @@ use crate::{
     result::{
         Comparability, Files, Happened, Run, SCHEMA_VERSION, Series, Streams, Tool, Trial, figures,
     },
-    scenario::{Background, Event, Load, Scenario, SearchKind, System},
+    scenario::{Event, Load, ReferenceRate, Scenario, SearchKind, System},
     stats::rounded,
-    wire::{self, RATE_TRIALS, Wire, counted_between},
+    wire::{self, Wire, counted_between},
 };
 
 pub use record::record;
@@ -68,16 +69,14 @@ impl Scenario {
                 SearchKind::Ndr | SearchKind::Pdr | SearchKind::Rfc2544 => search::USUAL_TRIALS,
                 SearchKind::Rfc2544Loss => f64::from(search::LOSS_STEPS),
             };
-            let before = match load.background {
-                Background::OfSearch(_) => search::USUAL_TRIALS,
-                // They are of one system.
-                Background::OfSystem(_) => RATE_TRIALS as f64 / self.systems.len() as f64,
-                Background::None | Background::Rate(_) => 0.0,
-            };
-            before + of_round * f64::from(self.rounds + 1)
+            of_round * f64::from(self.rounds + 1)
         };
         let trials: f64 = self.loads.iter().map(trials_of).sum();
-        trials * self.systems.len() as f64 * (self.seconds + sockets::OVERHEAD.as_secs_f64())
+        let before: f64 = (self.reference_rates().iter())
+            .map(ReferenceRate::usual_trials)
+            .sum();
+        let trials = trials * self.systems.len() as f64 + before;
+        trials * (self.seconds + sockets::OVERHEAD.as_secs_f64())
     }
 }
 
@@ -100,7 +99,7 @@ pub fn run(options: &Options, show_progress: &(dyn Fn(&str) + Sync)) -> Result<F
     show_progress("bringing the systems up");
     let wire = wire::start(&session.run.scenario, &options.guideway, show_progress)?;
     let mut generators = session
-        .open_series(wire.as_ref())
+        .open_series(wire.as_ref(), show_progress)
         .context("proving that the systems answer")?;
     session.add_facts(wire.as_ref());
     let interrupts = Interrupts::read();
@@ -182,20 +181,55 @@ impl Session {
     }
 
     /// Opens the generator of each series, in the order of the series.
-    fn open_series<'a>(&mut self, wire: &'a dyn Wire) -> Result<Vec<Box<dyn Generator + 'a>>> {
+    fn open_series<'a>(
+        &mut self,
+        wire: &'a dyn Wire,
+        show_progress: &(dyn Fn(&str) + Sync),
+    ) -> Result<Vec<Box<dyn Generator + 'a>>> {
         let scenario = self.run.scenario.clone();
         let mut generators = Vec::new();
         for (load, number) in scenario.loads.iter().zip(1..) {
             for &system in &scenario.systems {
-                let opened = wire.open(system, load);
+                let reference = self.reference_rate(wire, system, load, show_progress)?;
+                let opened = wire.open(system, load, load.background.rate(reference));
                 wire.expect_running(system)?;
                 generators.push(opened?);
                 if self.measured == 0 {
-                    self.begin_series(wire, format!("{system}-{number}"), system, load);
+                    let name = format!("{system}-{number}");
+                    self.begin_series(wire, name, system, load, reference);
                 }
             }
         }
         Ok(generators)
+    }
+
+    /// Returns the rate that the frames beside the requests of a load have a share of: that of a series which has a share
+    /// of the same one, or else the rate that is found now.
+    fn reference_rate(
+        &self,
+        wire: &dyn Wire,
+        system: System,
+        load: &Load,
+        show_progress: &(dyn Fn(&str) + Sync),
+    ) -> Result<Option<f64>> {
+        let Some(wanted) = load.reference_rate(system) else {
+            return Ok(None);
+        };
+        let mut series = self.run.series.iter().enumerate();
+        let known = series.find_map(|(index, series)| {
+            let of_series = series.load.reference_rate(self.system(index));
+            series
+                .reference_rate
+                .filter(|_| of_series.as_ref() == Some(&wanted))
+        });
+        if known.is_some() {
+            return Ok(known);
+        }
+        show_progress(&format!("finding {wanted}"));
+        let found = (wire.open(wanted.system, &wanted.frames, None))
+            .and_then(|mut frames| wanted.find(frames.as_mut(), &self.run.scenario));
+        wire.expect_running(wanted.system)?;
+        found.map(Some)
     }
 
     /// Adds the facts that are known once all systems are up. Those of cards were read before they were taken.
@@ -206,7 +240,14 @@ impl Session {
         self.run.environment.extend(facts);
     }
 
-    fn begin_series(&mut self, wire: &dyn Wire, name: String, system: System, load: &Load) {
+    fn begin_series(
+        &mut self,
+        wire: &dyn Wire,
+        name: String,
+        system: System,
+        load: &Load,
+        reference_rate: Option<f64>,
+    ) {
         let streams = self.run.scenario.streams(load).into_iter();
         let empty = streams.map(|stream| (stream, Vec::new()));
         self.streams.insert(name.clone(), empty.collect());
@@ -215,6 +256,7 @@ impl Session {
             system: system.to_string(),
             description: wire.describe(system),
             load: load.clone(),
+            reference_rate,
             backends: wire.backend_names(system),
             trials: Vec::new(),
             figures: figures(&Streams::new(), None),
@@ -410,3 +452,6 @@ pub fn ended_run(scenario: Scenario, command: String, started: Duration) -> Run 
     run.ended = std::mem::replace(&mut run.started, host::rfc3339_of(started));
     run
 }
+
+#[cfg(test)]
+mod tests;

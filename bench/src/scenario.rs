@@ -31,7 +31,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) use load::tests::load;
 pub use load::{
     AddressFamily, Background, Exchange, FlowOrder, FrameSize, GeneratorKind, LARGEST_FRAME, Load,
-    SMALLEST_FRAME, Schedule, SearchKind, Segment, ShareOfSearch, ShareOfSystem, Stamps,
+    ReferenceRate, SMALLEST_FRAME, Schedule, SearchKind, Segment, ShareOfSearch, ShareOfSystem,
+    Stamps,
 };
 pub use ports::{BACKEND_PORT, Commands, Port, Ports, UnderTest, hop_of};
 pub use read::{Problem, ScenarioError};
@@ -87,6 +88,20 @@ impl Scenario {
             Stream::RoundTrip | Stream::RoundTripUncorrected | Stream::Lateness => true,
         })
         .collect()
+    }
+
+    /// Returns the rates that must be found before the first trial, each once.
+    pub fn reference_rates(&self) -> Vec<ReferenceRate> {
+        let mut rates = Vec::new();
+        for load in &self.loads {
+            let of_load = self.systems.iter();
+            for rate in of_load.filter_map(|system| load.reference_rate(*system)) {
+                if !rates.contains(&rate) {
+                    rates.push(rate);
+                }
+            }
+        }
+        rates
     }
 
     /// Tells whether the client's card is to stamp frames.

@@ -45,7 +45,6 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 pub use self::{
     addresses::PlannedFlow,
     backends::Responder,
-    background::RATE_TRIALS,
     carriers::LinkDown,
     drops::{Counts, counted_between},
     planned::{PlannedSeries, planned},
@@ -81,12 +80,18 @@ const FAMILIES: [AddressFamily; 2] = [AddressFamily::Ipv4, AddressFamily::Ipv6];
 
 /// A network between generators and systems. The systems are up.
 pub trait Wire: Sync {
-    /// Opens a load to a system, and proves that the system does its work.
+    /// Opens a load to a system, and proves that the system does its work. `beside` are the live frames a second that its
+    /// background comes to.
     ///
     /// # Errors
     ///
     /// When it does not.
-    fn open(&self, system: System, load: &Load) -> Result<Box<dyn Generator + '_>>;
+    fn open(
+        &self,
+        system: System,
+        load: &Load,
+        beside: Option<f64>,
+    ) -> Result<Box<dyn Generator + '_>>;
 
     /// Returns the names of a system's backends, by their numbers.
     fn backend_names(&self, system: System) -> Vec<String>;
@@ -175,8 +180,6 @@ pub struct Lab {
     backends: Backends,
     /// The client's port of the next flow.
     next_port: AtomicU16,
-    /// Frames a second that systems take of loads, as far as they have been measured.
-    rates: Mutex<BTreeMap<String, f64>>,
     /// Which systems have proved that they answer, by which families and protocols.
     proven: Mutex<Vec<(System, AddressFamily, Protocol)>>,
 }
@@ -221,7 +224,6 @@ impl Lab {
                 arrivals: Arrivals::default(),
             },
             next_port: AtomicU16::new(FIRST_CLIENT_PORT),
-            rates: Mutex::default(),
             proven: Mutex::default(),
         };
         lab.route()?;
@@ -393,9 +395,14 @@ impl Lab {
 }
 
 impl Wire for Lab {
-    fn open(&self, system: System, load: &Load) -> Result<Box<dyn Generator + '_>> {
+    fn open(
+        &self,
+        system: System,
+        load: &Load,
+        beside: Option<f64>,
+    ) -> Result<Box<dyn Generator + '_>> {
         let generator: Box<dyn Generator + '_> = match load.generator {
-            GeneratorKind::Sockets => self.open_requests(system, load)?,
+            GeneratorKind::Sockets => self.open_requests(system, load, beside)?,
             GeneratorKind::Live | GeneratorKind::Afxdp | GeneratorKind::Pktgen => {
                 Box::new(self.open_live(system, load)?)
             }

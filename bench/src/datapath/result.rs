@@ -129,6 +129,7 @@ fn series(system: System, load: Load, samples: &Samples, rates: &[f64]) -> Serie
         backends: Vec::new(),
         trials: (1..).zip(rates).map(trial).collect(),
         figures: figures(&Streams::new(), None),
+        reference_rate: None,
         load,
     }
 }

@@ -6,7 +6,7 @@ use maud::{Markup, html};
 
 use super::{
     curves::{self, Figure},
-    duration, events, frame_loss, machine, measurements, rates, shares, table,
+    duration, events, frame_loss, machine, measurements, rates, reference, shares, table,
     verdict::{self, Verdict},
 };
 use crate::{
@@ -39,6 +39,7 @@ pub(super) fn result(files: &Files) -> Markup {
             (rates::section(run))
             (frame_loss::section(run))
             (events::section(run))
+            (reference::section(run))
             @if run.kept_up().next().is_some() { (latency(files)) }
             @if !run.series.is_empty() {
                 h2 { "Packets" }

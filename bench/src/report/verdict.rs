@@ -228,9 +228,11 @@ fn finding(run: &Run, series: &Series) -> Option<Finding> {
         ));
     };
     let rate = series.load.mean_rate().unwrap_or_default();
-    let beside = series
-        .background_rate()
-        .map(|rate| format!(" beside {rate} live frames a second"));
+    let beside = series.background_rate().map(|rate| {
+        let share = series.load.background.share_in_words();
+        let share = share.map(|share| format!(" ({share})")).unwrap_or_default();
+        format!(" beside {rate} live frames a second{share}")
+    });
     let own = format!(
         "{} answers half of {rate} requests a second{} within {}",
         series.system,

@@ -9,12 +9,11 @@ use super::{Distribution, Measurement, digest, distribution::merge, log::Interva
 use crate::{
     load::Passed,
     probe::Tally,
-    scenario::{Background, Load, Scenario},
-    stats::median,
+    scenario::{Load, Scenario},
 };
 
 /// Version of the format. A result of another version is refused, because its fields may mean something else.
-pub const SCHEMA_VERSION: u32 = 8;
+pub const SCHEMA_VERSION: u32 = 9;
 
 /// Returns the name of the schema, which has the version in it.
 fn schema_id() -> String {
@@ -149,6 +148,9 @@ pub struct Series {
     pub description: String,
     /// The load.
     pub load: Load,
+    /// Frames a second of which the live frames beside the requests are a share; `null` if they are none. The rate was found
+    /// before the first trial, and is the same in all series with a share of it.
+    pub reference_rate: Option<f64>,
     /// The backends, by the numbers that answers carry.
     pub backends: Vec<String>,
     /// The trials that count, one a round. The first trial of each series was thrown away.
@@ -212,18 +214,9 @@ impl Series {
         is_overloaded(offered, received)
     }
 
-    /// Returns the live frames a second that were offered beside the requests. A rate that was searched for or measured
-    /// is read off the trials.
+    /// Returns the live frames a second that were offered beside the requests.
     pub fn background_rate(&self) -> Option<f64> {
-        let passed = self.trials.iter().filter_map(|trial| trial.background);
-        let rates = passed.map(|passed| passed.tally.offered as f64 / passed.seconds);
-        match self.load.background {
-            Background::None => None,
-            Background::Rate(rate) => Some(rate),
-            Background::OfSearch(_) | Background::OfSystem(_) => {
-                Some(median(&rates.collect::<Vec<_>>()).round())
-            }
-        }
+        self.load.background.rate(self.reference_rate)
     }
 
     /// Returns all that is offered in a second on average: requests, and live frames beside them. `None` if as many

@@ -303,7 +303,7 @@ pub(super) fn planned_flows(
 }
 
 impl Wire for Cards {
-    fn open(&self, system: System, load: &Load) -> Result<Box<dyn Generator + '_>> {
+    fn open(&self, system: System, load: &Load, _: Option<f64>) -> Result<Box<dyn Generator + '_>> {
         let flows = u16::try_from(load.flows).unwrap_or(0);
         let taken = if load.generator.makes_frames() {
             0

@@ -151,6 +151,41 @@ fn requests_by_tcp_and_beside_live_frames_are_timed_and_af_xdp_sends() {
 }
 
 #[test]
+fn shares_of_a_rate_that_is_searched_for_are_all_of_the_same_one() {
+    let scratch = Scratch::new("shares");
+    let (scenario, out, page) = (
+        scratch.path("shares.yaml"),
+        scratch.path("result"),
+        scratch.path("report.html"),
+    );
+    let own = SCENARIO
+        .replace(", ours-ipip", "")
+        .replace("poisson }", "poisson, background: 1% 2% of pdr }")
+        .replace("seconds: 0.5", "seconds: 0.1");
+    fs::write(&scenario, own).unwrap();
+    let run = bench(&["run", &scenario, "--out", &out]);
+    assert!(has_measured(&run), "{}", text(&run));
+    let files = Files::read(Path::new(&out)).unwrap();
+    let [low, high] = files.run.series.as_slice() else {
+        panic!("{:?}", files.run.series);
+    };
+    let found = low.reference_rate.unwrap();
+    assert_eq!(high.reference_rate, Some(found));
+    for (series, share) in [(low, 0.01), (high, 0.02)] {
+        assert_eq!(series.background_rate(), Some((share * found).round()));
+        for trial in &series.trials {
+            let passed = trial.background.expect("frames pass in each trial").tally;
+            assert!(passed.received > 0, "{passed:?}");
+        }
+    }
+    let report = bench(&["report", &out, "--html", &page]);
+    assert!(report.status.success(), "{}", text(&report));
+    assert!(text(&run).contains("1 % of its pdr") && content(&page).contains("2 % of its pdr"));
+    let verify = bench(&["verify", &page]);
+    assert!(verify.status.success(), "{}", text(&verify));
+}
+
+#[test]
 fn an_event_happens_in_each_trial_and_is_undone_before_the_next() {
     for event in ["agent-restart", "backend-change", "other-services"] {
         let scratch = Scratch::new(event);

@@ -161,6 +161,7 @@ fn result_of(trials: Vec<(&str, (Trial, Streams))>) -> Result<Files> {
             system: "direct".to_owned(),
             description: "a forwarder of the test".to_owned(),
             load: run.scenario.loads[0].clone(),
+            reference_rate: None,
             backends: (0..BACKENDS)
                 .map(|number| format!("node{number}"))
                 .collect(),

@@ -16,7 +16,10 @@ use xsk_rs::{
     config::{BindFlags, FrameSize, LibxdpFlags, SocketConfig, UmemConfig},
 };
 
-use crate::{BATCH, Engine, FRAME};
+/// Frames that are passed to the kernel at once.
+pub(crate) const BATCH: usize = 64;
+/// The frame that is sent.
+pub(crate) const FRAME: [u8; 64] = [0x02; 64];
 
 pub(crate) struct Bare {
     umem: Umem,
@@ -71,10 +74,9 @@ impl Bare {
             }
         }
     }
-}
 
-impl Engine for Bare {
-    fn send(&mut self) -> Result<usize> {
+    /// Sends a batch of new frames, as far as there is room. Returns their number.
+    pub(crate) fn send(&mut self) -> Result<usize> {
         let room = self.tx.nb_free(64).min(64) as usize;
         let first = self.free.len() - room.min(self.free.len());
         for frame in &mut self.free[first..] {
@@ -93,7 +95,8 @@ impl Engine for Bare {
         Ok(sent)
     }
 
-    fn forward(&mut self) -> Result<usize> {
+    /// Sends back a batch of what has arrived. Returns the number of frames.
+    pub(crate) fn forward(&mut self) -> Result<usize> {
         // SAFETY: the frames are this memory's.
         let received = unsafe { self.rx.consume(&mut self.batch) };
         for frame in &mut self.batch[..received] {

@@ -26,15 +26,13 @@ use fastpath::{
 use lab::{Link, Namespace, Veth};
 
 use self::{
-    bare::Bare,
+    bare::{BATCH, Bare, FRAME},
     edge::{Edge, request},
     sockets::Sockets,
 };
 
 const ROUNDS: usize = 15;
 const ROUND: Duration = Duration::from_millis(400);
-const BATCH: usize = 64;
-const FRAME: [u8; 64] = [0x02; 64];
 /// `r0 = XDP_DROP; exit`.
 const DROP: [u64; 2] = [0x0000_0001_0000_00b7, 0x95];
 
@@ -45,6 +43,16 @@ trait Engine {
 
     /// Sends back a batch of what has arrived. Returns the number of frames.
     fn forward(&mut self) -> Result<usize>;
+}
+
+impl Engine for Bare {
+    fn send(&mut self) -> Result<usize> {
+        self.send()
+    }
+
+    fn forward(&mut self) -> Result<usize> {
+        self.forward()
+    }
 }
 
 struct ByPort {

@@ -82,11 +82,12 @@ impl Reader {
         self.check(whole, !texts.is_empty(), "there are no loads", remedy);
         let loads = texts.into_iter();
         loads
-            .map(|load| self.load(load.value, load.referenced, systems))
+            .flat_map(|load| self.load(load.value, load.referenced, systems))
             .collect()
     }
 
-    fn load(&mut self, text: LoadText, at: Location, systems: &[System]) -> Load {
+    /// Reads a load: several with as many shares of a rate in its background.
+    fn load(&mut self, text: LoadText, at: Location, systems: &[System]) -> Vec<Load> {
         let before = self.problems.len();
         let sockets = GeneratorKind::Sockets;
         let places = [
@@ -115,6 +116,7 @@ impl Reader {
         let vlan = (text.vlan).map(|id| self.number(Some(id), at, "vlan", None, VLANS));
         let schedule = self.named(text.schedule, at, "schedule", Some(Schedule::Constant));
         let exchange = self.named(text.exchange, at, "exchange", Some(Exchange::Rr));
+        let backgrounds = self.backgrounds(text.background, systems);
         let load = Load {
             generator,
             family,
@@ -143,7 +145,7 @@ impl Reader {
             ),
             vlan,
             stamps: self.named(text.stamps, at, "stamps", Some(Stamps::None)),
-            background: self.background(text.background, systems),
+            background: backgrounds.first().copied().unwrap_or(Background::None),
         };
         if self.problems.len() == before {
             let [rest @ .., segment, vlan, threads, order, protocol, stamps] = places;
@@ -154,7 +156,11 @@ impl Reader {
             self.check_pktgen(&load, [order, new_flows, protocol]);
             self.check_generator(&load, rest);
         }
-        load
+        let with = |background| Load {
+            background,
+            ..load.clone()
+        };
+        backgrounds.into_iter().map(with).collect()
     }
 
     fn rate(
@@ -174,25 +180,24 @@ impl Reader {
         None
     }
 
-    /// Reads a rate, or a share of one that is searched for or is another system's: `50% of pdr`, `50% of routing`.
-    fn background(&mut self, text: Text, systems: &[System]) -> Background {
+    /// Reads a rate, or shares of one that is searched for or is another system's: `50% of routing`, `10% 50% 90% of pdr`.
+    fn backgrounds(&mut self, text: Text, systems: &[System]) -> Vec<Background> {
         let Some(text) = text else {
-            return Background::None;
+            return vec![Background::None];
         };
         let (value, at) = (text.value, text.referenced);
-        let read = match value.split_once('%') {
-            Some((share, of)) => share_of(share, of, systems),
-            None => {
-                let rate: Option<f64> = value.parse().ok();
-                let rate = rate.filter(|rate| LIVE_RATES.contains(rate));
-                rate.map(Background::Rate)
-            }
+        let read = if value.contains('%') {
+            shares_of(&value, systems)
+        } else {
+            let rate: Option<f64> = value.parse().ok();
+            let rate = rate.filter(|rate| LIVE_RATES.contains(rate));
+            rate.map(|rate| vec![Background::Rate(rate)])
         };
         let reason = format!("background is {value:?}");
-        let remedy = "write live frames a second from 1 to 20000000, or a share from 1 to 100 of pdr, ndr, rfc2544 \
-                      or of the rate of one of the systems: 50% of pdr";
+        let remedy = "write live frames a second from 1 to 20000000, or rising shares from 1 to 100 of pdr, ndr, rfc2544 \
+                      or of the rate of one of the systems: 50% of pdr, 10% 50% 90% of pdr";
         self.check(at, read.is_some(), &reason, remedy);
-        read.unwrap_or(Background::None)
+        read.unwrap_or_else(|| vec![Background::None])
     }
 
     /// Reads a number that one schedule needs and no other has; 1 for the others.
@@ -353,16 +358,27 @@ impl Reader {
     }
 }
 
-/// Reads a share in percent, and what it is of: `of` and the name of a search or of one of the systems.
-fn share_of(share: &str, of: &str, systems: &[System]) -> Option<Background> {
-    let share: f64 = share.trim().parse().ok()?;
-    let share = Some(share / 100.0).filter(|_| SHARES.contains(&share))?;
-    let name = of.trim().strip_prefix("of ")?.trim();
-    if let Some(&search) = SEARCHES.iter().find(|one| one.to_string() == name) {
-        return Some(Background::OfSearch(ShareOfSearch { share, search }));
+/// Reads shares in percent, and what they are of: `of` and the name of a search or of one of the systems.
+fn shares_of(text: &str, systems: &[System]) -> Option<Vec<Background>> {
+    let (shares, of) = text.split_once(" of ")?;
+    let shares = shares.trim().strip_suffix('%')?.split('%');
+    let share = |share: &str| {
+        let percent = share.trim().parse::<f64>().ok()?;
+        SHARES.contains(&percent).then_some(percent / 100.0)
+    };
+    let shares: Vec<f64> = shares.map(share).collect::<Option<_>>()?;
+    if !shares.is_sorted_by(|one, next| one < next) {
+        return None;
     }
-    let system = *systems.iter().find(|one| one.to_string() == name)?;
-    Some(Background::OfSystem(ShareOfSystem { share, system }))
+    let name = of.trim();
+    let search = SEARCHES.iter().find(|one| one.to_string() == name);
+    let system = systems.iter().find(|one| one.to_string() == name);
+    let of_share = |share| match (search, system) {
+        (Some(&search), _) => Some(Background::OfSearch(ShareOfSearch { share, search })),
+        (_, Some(&system)) => Some(Background::OfSystem(ShareOfSystem { share, system })),
+        _ => None,
+    };
+    shares.into_iter().map(of_share).collect()
 }
 
 /// Reads sizes; tells what is wrong and what to write.

@@ -38,9 +38,9 @@ fn loads_are_read_with_the_defaults_of_their_generator() {
     let text = "sockets, ipv4, tcp connect, constant, 900/s, 16 flows in-turn, frames of 88 bytes, \
                 beside live frames at 50 % of its pdr";
     assert_eq!(beside.unwrap().to_string(), text);
-    let beside = read("rate: 900, background: 12.5 % of direct").unwrap();
+    let beside = read("rate: 900, background: 7 % of direct").unwrap();
     let text = "sockets, ipv4, udp, constant, 900/s, 16 flows in-turn, frames of 64 bytes, \
-                beside live frames at 12.5 % of the rate of direct";
+                beside live frames at 7 % of the rate of direct";
     assert_eq!(beside.to_string(), text);
     let flood =
         "generator: live, protocol: tcp, segment: syn, schedule: max, new_flow_share: 1, vlan: 7";
@@ -56,6 +56,39 @@ fn loads_are_read_with_the_defaults_of_their_generator() {
     assert_eq!(live.to_string(), text);
     let ramp = read("rate: 900, schedule: ramp").unwrap();
     assert_eq!(ramp.mean_rate(), Some(450.0));
+}
+
+#[test]
+fn several_shares_of_a_rate_are_as_many_loads_and_the_rate_is_found_once_for_each_system() {
+    let text = "name: one\nsystems: [direct, routing]\nloads:\n\
+                - { rate: 900, background: 10% 50 % 90% of pdr }\n\
+                - { rate: 500, background: 12.5% of pdr }\n\
+                - { rate: 500, background: 50% of ndr }\n\
+                - { rate: 500, background: 20% 40% of routing }\n";
+    let scenario = Scenario::parse(text).unwrap();
+    let loads = scenario.loads.iter();
+    let shares = loads.filter_map(|load| load.background.share_in_words());
+    let expected = [
+        "10 % of its pdr",
+        "50 % of its pdr",
+        "90 % of its pdr",
+        "12.5 % of its pdr",
+        "50 % of its ndr",
+        "20 % of the rate of routing",
+        "40 % of the rate of routing",
+    ];
+    assert!(shares.eq(expected), "{:?}", scenario.loads);
+    let frames = "(live, ipv4, udp, max, 16 flows in-turn, frames of 64 bytes)";
+    let rates = scenario.reference_rates().into_iter();
+    let rates = rates.map(|rate| rate.to_string().replace(&format!(" {frames}"), ""));
+    let expected = [
+        "the pdr of direct",
+        "the pdr of routing",
+        "the ndr of direct",
+        "the ndr of routing",
+        "the rate of routing",
+    ];
+    assert!(rates.eq(expected), "{:?}", scenario.reference_rates());
 }
 
 #[test]
@@ -132,7 +165,19 @@ fn each_broken_rule_of_a_load_has_its_place_and_a_remedy() {
         ),
         (
             "rate: 9, background: 120% of pdr",
-            "or a share from 1 to 100 of pdr, ndr, rfc2544 or of the rate of one of the systems",
+            "or rising shares from 1 to 100 of pdr, ndr, rfc2544 or of the rate of one of the systems",
+        ),
+        (
+            "rate: 9, background: 50% 50% of pdr",
+            "column 28: background is \"50% 50% of pdr\"; write live frames",
+        ),
+        (
+            "rate: 9, background: 10 50 90% of pdr",
+            "background is \"10 50 90% of pdr\"; write live frames",
+        ),
+        (
+            "rate: 9, background: 10% 50% of",
+            "background is \"10% 50% of\"; write live frames",
         ),
         (
             "rate: 9, background: 50% of kube-proxy-nftables",

@@ -201,7 +201,8 @@ fn a_run_that_is_ended_at_any_time_leaves_what_it_measured_and_nothing_else() {
 
 #[test]
 fn a_run_that_is_ended_while_it_sets_up_leaves_nothing() {
-    let begun: [(&str, fn(&LongRun) -> bool); 4] = [
+    type HasBegun = fn(&LongRun) -> bool;
+    let begun: [(&str, HasBegun); 4] = [
         ("its first namespace", |run| !run.namespaces().is_empty()),
         ("its first program", |run| !run.children().is_empty()),
         ("its second program", |run| run.children().len() >= 2),

@@ -296,8 +296,8 @@ fn strays_end_at_a_node_on_a_vlan() {
     }
     let other = &net.clients()[1];
     for (client, router) in [
-        (IpAddr::from(other.v4()), "10.0.102.1"),
-        (other.v6().into(), "fd00:102::1"),
+        (other.v4(), "10.0.102.1"),
+        (other.v6(), "fd00:102::1"),
     ] {
         ip(node, &format!("route add {client} via {router}"));
     }

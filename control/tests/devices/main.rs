@@ -295,10 +295,7 @@ fn strays_end_at_a_node_on_a_vlan() {
         add_addresses(machine, &vlan, addresses.map(|one| one.parse().unwrap()));
     }
     let other = &net.clients()[1];
-    for (client, router) in [
-        (other.v4(), "10.0.102.1"),
-        (other.v6(), "fd00:102::1"),
-    ] {
+    for (client, router) in [(other.v4(), "10.0.102.1"), (other.v6(), "fd00:102::1")] {
         ip(node, &format!("route add {client} via {router}"));
     }
     strays_end(&net, |config| config);

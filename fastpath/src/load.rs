@@ -3,40 +3,36 @@
 //! [`attach`](crate::attach) attaches the programs; [`tables`](crate::tables) gives the maps their meaning.
 
 mod error;
+mod loaded;
 mod pinned;
+mod programs;
 mod takeover;
 
-use std::{collections::BTreeMap, io, os::fd::AsFd as _, path::Path};
+use std::collections::BTreeMap;
 
-use aya::{
-    Ebpf, EbpfError, EbpfLoader,
-    maps::{Map, MapData, MapError, MapType, ProgramArray},
-    programs::{
-        Program, ProgramError, ProgramFd, RawTracePoint, SchedClassifier, Xdp, links::FdLink,
-    },
-};
+use aya::{Ebpf, EbpfLoader, maps::MapType};
 use xdp_prog::{
-    abi::{EGRESS_PROGRAM, XDP_PROGRAM, map},
-    capture::Slot,
-    punt::{MENDED_PROGRAM, UNPUNTED_PROGRAM},
-    stage::{Duties, Stage},
+    abi::{XDP_PROGRAM, map},
+    stage::Duties,
     whole_edge::REDIRECT_PROGRAM,
 };
 
 pub(crate) use self::error::explain;
-use self::error::pinned_map_error;
-use self::pinned::Prepared;
 pub use self::{
     error::LoadError,
+    loaded::Loaded,
     pinned::{MapLayout, Resized},
     takeover::{Fate, Takeover},
 };
+use self::{
+    pinned::Prepared,
+    programs::{load_programs, load_xdp, pin_capture, pin_stand_in},
+};
 use crate::{
-    clsact::OwnedFilter,
     cpus,
     facts::{self, Kernel, KernelVersion, Softirq},
     memory, object,
-    pins::{PinError, Pins, pin, unpin},
+    pins::Pins,
 };
 
 /// Returns how many entries an LRU table of the kernel needs with this many possible CPUs; 0 for no demand.
@@ -278,277 +274,6 @@ impl Loader {
         }
         Ok(maps)
     }
-}
-
-/// The loaded programs and their maps.
-///
-/// Without pins, links and filters live as long as this does.
-#[derive(Debug)]
-pub struct Loaded {
-    ebpf: Ebpf,
-    has_af_xdp: bool,
-    duties: Duties,
-    /// Name of the program that is attached to interfaces.
-    xdp_program: &'static str,
-    pins: Option<Pins>,
-    resized: Vec<Resized>,
-    takeover: Takeover,
-    unpinned_links: Vec<FdLink>,
-    unpinned_filters: Vec<OwnedFilter>,
-    /// The link of the program for mended frames.
-    mended: Option<FdLink>,
-}
-
-impl Loaded {
-    /// Returns a new handle to a map, to be read by type or mapped into memory.
-    ///
-    /// # Errors
-    ///
-    /// Fails if the object has no such map, or if the process has no file descriptor left.
-    pub fn map(&self, name: &str) -> Result<MapData, LoadError> {
-        let failed = |source: MapError| LoadError::Other {
-            release: facts::kernel().release,
-            source: Box::new(source.into()),
-        };
-        let map = self.ebpf.map(name).and_then(map_data);
-        let map = map.ok_or_else(|| LoadError::UnknownMap {
-            map: name.to_owned(),
-        })?;
-        let fd = map.fd().as_fd().try_clone_to_owned();
-        MapData::from_fd(fd.map_err(|error| failed(error.into()))?).map_err(failed)
-    }
-
-    /// Loads the stages that frames get to on a machine with more duties, and makes them reachable. To be called before
-    /// the tables tell the programs of these duties. Stages that are loaded stay.
-    ///
-    /// # Errors
-    ///
-    /// When the kernel refuses a program; then nothing changes.
-    pub fn take_on(&mut self, duties: Duties) -> Result<(), LoadError> {
-        if self.xdp_program == REDIRECT_PROGRAM {
-            return Ok(());
-        }
-        let all = Duties {
-            node: self.duties.node || duties.node,
-            nat: self.duties.nat || duties.nat,
-        };
-        let known = self.duties;
-        let new = Stage::ALL
-            .into_iter()
-            .filter(|stage| stage.is_reached(all) && !stage.is_reached(known));
-        load_stages(&mut self.ebpf, self.has_af_xdp, new)
-            .and_then(|stages| set_programs(&mut self.ebpf, map::STAGES, &stages))
-            .map_err(|error| explain(error, &BTreeMap::new(), &facts::kernel().release))?;
-        self.duties = all;
-        Ok(())
-    }
-
-    /// Lists the maps whose other size is why no pinned map was adopted. The pinned ones are set aside.
-    #[must_use]
-    pub fn resized(&self) -> &[Resized] {
-        &self.resized
-    }
-
-    /// Tells what has become of the maps that were pinned.
-    #[must_use]
-    pub const fn takeover(&self) -> &Takeover {
-        &self.takeover
-    }
-
-    /// Returns the XDP program.
-    #[must_use]
-    pub fn program(&self) -> &Xdp {
-        self.get(self.xdp_program)
-    }
-
-    pub(crate) fn program_mut(&mut self) -> &mut Xdp {
-        self.get_mut(self.xdp_program)
-    }
-
-    /// Returns the TC egress program.
-    #[must_use]
-    pub fn egress_program(&self) -> &SchedClassifier {
-        self.get(EGRESS_PROGRAM)
-    }
-
-    /// Returns the TC egress program, to attach it other than by [`Self::attach_egress`].
-    pub fn egress_program_mut(&mut self) -> &mut SchedClassifier {
-        self.get_mut(EGRESS_PROGRAM)
-    }
-
-    /// Returns the XDP program at the end of the way by which mended frames come back.
-    pub(crate) fn mended_program_mut(&mut self) -> &mut Xdp {
-        self.get_mut(MENDED_PROGRAM)
-    }
-
-    /// Returns the program of a tracepoint; it is not loaded with the others.
-    pub(crate) fn trace_program_mut(&mut self, name: &str) -> &mut RawTracePoint {
-        self.get_mut(name)
-    }
-
-    fn get<'l, P>(&'l self, name: &str) -> &'l P
-    where
-        &'l P: TryFrom<&'l Program>,
-    {
-        let program = self.ebpf.program(name);
-        let program = program.and_then(|program| program.try_into().ok());
-        program.expect("the object has this program, of this type")
-    }
-
-    fn get_mut<'l, P>(&'l mut self, name: &str) -> &'l mut P
-    where
-        &'l mut P: TryFrom<&'l mut Program>,
-    {
-        let program = self.ebpf.program_mut(name);
-        let program = program.and_then(|program| program.try_into().ok());
-        program.expect("the object has this program, of this type")
-    }
-
-    pub(crate) const fn pins(&self) -> Option<&Pins> {
-        self.pins.as_ref()
-    }
-
-    /// Pins a link; without a path, holds it for as long as the program is loaded. If the pin fails, the link
-    /// detaches, so that nothing unpinned stays attached.
-    pub(crate) fn keep(&mut self, link: FdLink, path: Option<&Path>) -> Result<(), PinError> {
-        match path {
-            Some(path) => pin(path, |path| link.pin(path)).map(drop),
-            None => {
-                self.unpinned_links.push(link);
-                Ok(())
-            }
-        }
-    }
-
-    /// Holds the link of the program for mended frames.
-    pub(crate) fn keep_mended(&mut self, link: FdLink) {
-        self.mended = Some(link);
-    }
-
-    /// Detaches the program for mended frames.
-    pub fn detach_mended(&mut self) {
-        self.mended = None;
-    }
-
-    /// Holds a filter, which is removed when the program is unloaded.
-    pub(crate) fn keep_filter(&mut self, filter: OwnedFilter) {
-        self.unpinned_filters.push(filter);
-    }
-}
-
-/// Returns the common data of the map types that the object has.
-const fn map_data(map: &Map) -> Option<&MapData> {
-    match map {
-        Map::Array(data)
-        | Map::HashMap(data)
-        | Map::LpmTrie(data)
-        | Map::LruHashMap(data)
-        | Map::PerCpuArray(data)
-        | Map::ProgramArray(data)
-        | Map::RingBuf(data)
-        | Map::XskMap(data) => Some(data),
-        _ => None,
-    }
-}
-
-/// Loads every program, then makes the stages reachable.
-///
-/// Nothing changes for running programs before the verifier has accepted all of the new ones. The map of stages may
-/// be adopted, and programs that are attached already may use it. A stage may be newer than the program that calls
-/// it, because it parses the unchanged frame again.
-fn load_programs(ebpf: &mut Ebpf, has_af_xdp: bool, duties: Duties) -> Result<(), EbpfError> {
-    let reached = Stage::ALL
-        .into_iter()
-        .filter(|stage| stage.is_reached(duties));
-    let stages = load_stages(ebpf, has_af_xdp, reached)?;
-    load_xdp(ebpf, XDP_PROGRAM)?;
-    load_xdp(ebpf, MENDED_PROGRAM)?;
-    load_xdp(ebpf, Slot::Around.program())?;
-    let edge = (Slot::Edge.index(), load_xdp(ebpf, Slot::Edge.program())?);
-    let egress: &mut SchedClassifier = ebpf
-        .program_mut(EGRESS_PROGRAM)
-        .ok_or(ProgramError::UnexpectedProgramType)?
-        .try_into()?;
-    egress.load()?;
-    set_programs(ebpf, map::STAGES, &stages)?;
-    set_programs(ebpf, map::CAPTURE, &[edge])
-}
-
-/// Loads stages; returns the index of each, and its program.
-fn load_stages(
-    ebpf: &mut Ebpf,
-    has_af_xdp: bool,
-    stages: impl Iterator<Item = Stage>,
-) -> Result<Vec<(u32, ProgramFd)>, EbpfError> {
-    stages
-        .map(|stage| {
-            let program = match stage {
-                Stage::Punt if !has_af_xdp => UNPUNTED_PROGRAM,
-                stage => stage.program(),
-            };
-            Ok((stage.index(), load_xdp(ebpf, program)?))
-        })
-        .collect()
-}
-
-/// Pins an array in place of the map of sockets, which only kernels with AF_XDP make. The loader adopts it, and no
-/// program that is loaded there uses it.
-fn pin_stand_in(declared: &aya_obj::Map, path: &Path) -> Result<(), LoadError> {
-    if path.exists() {
-        return Ok(());
-    }
-    let array = aya_obj::Map::new_from_params(
-        MapType::Array as u32,
-        declared.key_size(),
-        declared.value_size(),
-        declared.max_entries(),
-        0,
-    );
-    let array = MapData::create(array, map::XSKS, None);
-    let array = array.map_err(|error| pinned_map_error(map::XSKS, error))?;
-    pin(path, |path| array.pin(path))?;
-    Ok(())
-}
-
-fn load_xdp(ebpf: &mut Ebpf, name: &str) -> Result<ProgramFd, EbpfError> {
-    let program = xdp(ebpf, name)?;
-    // An attempt that failed has loaded some.
-    if program.fd().is_err() {
-        program.load()?;
-    }
-    Ok(program.fd()?.try_clone().map_err(MapError::from)?)
-}
-
-fn set_programs(
-    ebpf: &mut Ebpf,
-    name: &str,
-    programs: &[(u32, ProgramFd)],
-) -> Result<(), EbpfError> {
-    let map = ebpf.map_mut(name).ok_or_else(|| MapError::InvalidName {
-        name: name.to_owned(),
-    })?;
-    let mut array = ProgramArray::try_from(map)?;
-    for (index, program) in programs {
-        array.set(*index, program, 0)?;
-    }
-    Ok(())
-}
-
-/// Pins the program that captures put in place; a running capture moves on to it.
-fn pin_capture(ebpf: &mut Ebpf, pins: &Pins) -> Result<(), LoadError> {
-    let path = pins.capture_program();
-    unpin(&path)?;
-    let program = xdp(ebpf, Slot::Around.program());
-    let program =
-        program.map_err(|error| PinError::io("make it", &path, io::Error::other(error)))?;
-    pin(&path, |path| program.pin(path))?;
-    Ok(())
-}
-
-fn xdp<'e>(ebpf: &'e mut Ebpf, name: &str) -> Result<&'e mut Xdp, ProgramError> {
-    ebpf.program_mut(name)
-        .ok_or(ProgramError::UnexpectedProgramType)?
-        .try_into()
 }
 
 #[cfg(test)]

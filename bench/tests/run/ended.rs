@@ -21,7 +21,7 @@ use rustix::process::{Pid, kill_process};
 
 use super::{ANY_NOISE, SCENARIO, Scratch, bench, has_measured, text};
 
-const TIMEOUT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_mins(10);
 
 /// A run of many rounds, as a process of its own.
 struct LongRun {
@@ -73,13 +73,10 @@ impl LongRun {
         names.map(|entry| entry.path()).filter(is_own).collect()
     }
 
-    /// Checks that nothing is left of the run, after SIGKILL once the next one has started.
-    fn expect_nothing(&self, made: &Made, signal: Signal) {
-        if signal == Signal::SIGKILL {
-            next_run_starts(&self.scratch);
-        }
-        assert!(self.namespaces().is_empty(), "{signal}");
-        made.expect_gone(signal.as_str());
+    /// Checks that nothing is left of the run.
+    fn expect_nothing(&self, made: &Made, told: &str) {
+        assert!(self.namespaces().is_empty(), "{told}");
+        made.expect_gone(told);
     }
 
     /// Returns the processes that the run has started: its agents.
@@ -195,7 +192,10 @@ fn a_run_that_is_ended_at_any_time_leaves_what_it_measured_and_nothing_else() {
 
         let files = Files::read(Path::new(&run.out)).unwrap();
         assert!(files.run.interrupted && !files.run.series[0].trials.is_empty());
-        run.expect_nothing(&made, signal);
+        if signal == Signal::SIGKILL {
+            next_run_starts(&run.scratch);
+        }
+        run.expect_nothing(&made, signal.as_str());
     }
 }
 
@@ -210,16 +210,21 @@ fn a_run_that_is_ended_while_it_sets_up_leaves_nothing() {
             !Made::by(run).programs.is_empty()
         }),
     ];
-    for (signal, (what, has_begun)) in [Signal::SIGINT, Signal::SIGKILL]
-        .into_iter()
-        .flat_map(|signal| begun.map(|begun| (signal, begun)))
-    {
-        let mut run = LongRun::start("set-up", SCENARIO);
-        run.wait_until(what, has_begun);
-        run.process.signal(signal).unwrap();
-        let made = Made::by(&run);
-        assert!(!run.process.wait(TIMEOUT).unwrap().success(), "{what}");
-        run.expect_nothing(&made, signal);
+    for signal in [Signal::SIGINT, Signal::SIGKILL] {
+        let ended = begun.map(|(what, has_begun)| {
+            let mut run = LongRun::start(&format!("{signal} with {what}"), SCENARIO);
+            run.wait_until(what, has_begun);
+            run.process.signal(signal).unwrap();
+            let made = Made::by(&run);
+            assert!(!run.process.wait(TIMEOUT).unwrap().success(), "{what}");
+            (run, made)
+        });
+        if signal == Signal::SIGKILL {
+            next_run_starts(&ended[0].0.scratch);
+        }
+        for (run, made) in ended {
+            run.expect_nothing(&made, signal.as_str());
+        }
     }
 }
 
@@ -257,6 +262,5 @@ fn a_system_that_crashes_ends_the_run_which_keeps_the_rounds_before() {
     let rounds = files.run.series.iter().map(|series| series.trials.len());
     let rounds: Vec<usize> = rounds.collect();
     assert!(rounds[0] > 0 && rounds[0] == rounds[1], "{rounds:?}");
-    assert!(run.namespaces().is_empty());
-    made.expect_gone("crashed");
+    run.expect_nothing(&made, "crashed");
 }

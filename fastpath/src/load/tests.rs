@@ -1,3 +1,6 @@
+use aya::maps::Map;
+use xdp_prog::stage::Stage;
+
 use super::*;
 
 #[test]

@@ -237,18 +237,17 @@ mod tests {
     /// Makes a result with two programs' costs in so many rounds, and what was measured once.
     fn costs(seed: u64, rounds: usize, slower: f64) -> Files {
         let mut random = SplitMix64::new(seed);
-        let mut run = sample(1, 1.0).run;
+        let mut files = sample(1, 1.0);
         let own = [("plain", 60.0), ("nat", 120.0 * slower)];
         let noise: Vec<f64> = (0..rounds).map(|_| 1.0 + random.open_unit()).collect();
         let of = |(subject, cost): (&str, f64)| {
             let samples: Vec<f64> = noise.iter().map(|noise| cost * noise).collect();
             Measurement::of(subject, "net cost", "ns", &samples, 0.5, None)
         };
-        run.measurements = own.map(of).to_vec();
+        files.run.measurements = own.map(of).to_vec();
         let memory = Measurement::of("plain", "memory", "MiB", &[70.0 * slower], 0.5, None);
-        run.measurements.push(memory);
-        let series = sample(1, 1.0).series;
-        Files::make(run, 1_795_219_200.0, series).unwrap()
+        files.run.measurements.push(memory);
+        files
     }
 
     fn compare(one: &Files, other: &Files) -> CostComparison {

@@ -78,10 +78,27 @@ pub(crate) struct Case {
     pub(crate) clients: HashMap<Client, ClientBackend>,
     /// When the rest holds no more, by [`fastpath::clock::coarse_ns`]. What runs later has to be made anew.
     pub(crate) holds_until: u64,
+    /// Makes the cases of its subject.
+    subject: Subject,
     pub(crate) kernel: InKernel,
 }
 
+/// The cases of a subject, which are made together.
+type Subject = fn() -> Vec<Case>;
+
 impl Case {
+    /// Returns the same case for this moment.
+    pub(crate) fn anew(&self) -> Self {
+        let cases = (self.subject)().into_iter();
+        let anew = cases.map(|case| case.of(self.subject));
+        let mut same = anew.filter(|case| case.name == self.name);
+        same.next().unwrap()
+    }
+
+    fn of(self, subject: Subject) -> Self {
+        Self { subject, ..self }
+    }
+
     /// The frame is noted as another machine's announcement.
     fn claims(mut self, address: IpAddr, mac: [u8; 6]) -> Self {
         self.claims.insert(address_key(address), mac);
@@ -132,7 +149,7 @@ pub(crate) enum InKernel {
 
 /// Returns the whole table; the cases of a subject are made as they are reached, for some take times.
 pub(crate) fn all() -> impl Iterator<Item = Case> {
-    let subjects: [fn() -> Vec<Case>; 28] = [
+    let subjects: [Subject; 35] = [
         not_ours::cases,
         probe::cases,
         lengths::cases,
@@ -160,10 +177,20 @@ pub(crate) fn all() -> impl Iterator<Item = Case> {
         shared::cases,
         hairpin_errors::cases,
         past_owners::cases,
+        past_owners::of_this_moment,
+        past_owners::returned::cases,
+        past_owners::here::cases,
+        past_owners::about::cases,
+        past_owners::datagrams::cases,
+        past_owners::affinity::cases,
+        past_owners::affinity::of_this_moment,
         returns::cases,
     ];
     let mut names = HashSet::new();
-    let cases = subjects.into_iter().flat_map(|subject| subject());
+    let cases = subjects.into_iter().flat_map(|subject| {
+        let cases = subject().into_iter();
+        cases.map(move |case| case.of(subject))
+    });
     cases.inspect(move |case| {
         let is_new = names.insert(case.name.clone());
         assert!(is_new, "two cases are called {}", case.name);
@@ -277,6 +304,7 @@ impl Draft {
             claims: HashMap::new(),
             paths: HashMap::new(),
             holds_until: u64::MAX,
+            subject: Vec::new,
             kernel,
         }
     }

@@ -1,10 +1,10 @@
 //! Slots that have had other owners, at the edge: which owner gets a packet.
 
 pub(super) mod about;
-mod affinity;
-mod datagrams;
-mod here;
-mod returned;
+pub(super) mod affinity;
+pub(super) mod datagrams;
+pub(super) mod here;
+pub(super) mod returned;
 
 use std::net::IpAddr;
 
@@ -70,12 +70,12 @@ pub(super) fn cases() -> Vec<Case> {
     }
     cases.extend(lists(KINDS[0]));
     cases.extend(without_owner(KINDS[0]));
-    cases.extend(returned::cases());
-    cases.extend(here::cases());
-    cases.extend(about::cases());
-    cases.extend(datagrams::cases());
-    cases.extend(affinity::cases());
     cases
+}
+
+/// Few, so that they are run at once.
+pub(super) fn of_this_moment() -> Vec<Case> {
+    KINDS.map(young_pin).to_vec()
 }
 
 impl Kind {
@@ -243,8 +243,6 @@ fn pinned(kind: Kind) -> Vec<Case> {
     let (pin, flow) = (kind.pin(PAST[1]), kind.flow());
     let ack = |name: &str| kind.begin(name, ACK);
     let other = Pin::new(&flow, PAST[1], &kind.backend(PAST[0]), coarse_ns());
-    let now = coarse_ns();
-    let fresh = Pin::new(&flow, PAST[1], &kind.backend(PAST[1]), now);
     let down = move |tables: &mut TableSet| {
         tables.backends[PAST[1] as usize].flags |= BACKEND_DOWN;
     };
@@ -269,14 +267,6 @@ fn pinned(kind: Kind) -> Vec<Case> {
             3,
         )
         .pins([[(flow, pin)].into(), [].into()]),
-        kind.sends(
-            ack("young_pin_of_this_moment_may_yet_be_returned").with(keep_young(kind, fresh)),
-            ACK,
-            PAST[1],
-            3,
-        )
-        .pins([[].into(), [(flow, fresh)].into()])
-        .until(now + SECOND),
         current(ack("pins_are_not_looked_for_where_there_are_none").with(unmarked)),
         current(ack("pin_to_a_backend_whose_id_is_anothers_is_none").with(keep(kind, other))),
         current(
@@ -292,6 +282,15 @@ fn pinned(kind: Kind) -> Vec<Case> {
             ack("pin_to_an_id_beyond_the_table_is_none").with(keep(kind, Pin(pin.0 | 0xffff_0000))),
         ),
     ]
+}
+
+fn young_pin(kind: Kind) -> Case {
+    let (flow, now) = (kind.flow(), coarse_ns());
+    let pin = Pin::new(&flow, PAST[1], &kind.backend(PAST[1]), now);
+    let draft = kind.begin("young_pin_of_this_moment_may_yet_be_returned", ACK);
+    kind.sends(draft.with(keep_young(kind, pin)), ACK, PAST[1], 3)
+        .pins([[].into(), [(flow, pin)].into()])
+        .until(now + SECOND)
 }
 
 /// A SYN marks the flow's pins. After that, the current owner comes first.

@@ -23,7 +23,7 @@ use super::{
 const SIZE: usize = 256;
 const ID: u32 = 0x00c0_ffee;
 
-pub(super) fn cases() -> Vec<Case> {
+pub(in super::super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for kind in KINDS {
         cases.extend(errors(kind));

@@ -33,7 +33,7 @@ const KINDS: [Kind; 5] = [
 /// How long after a change a datagram goes to a past owner first, in seconds.
 const WINDOW: u32 = 300;
 
-pub(super) fn cases() -> Vec<Case> {
+pub(in super::super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for kind in KINDS {
         cases.extend(first_tries(kind));

@@ -24,7 +24,7 @@ use super::{
 /// The pod's number in its SYN+ACK.
 const NUMBER: u32 = 0x7700_0000;
 
-pub(super) fn cases() -> Vec<Case> {
+pub(in super::super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for kind in KINDS {
         cases.extend(current_here(kind));

@@ -20,7 +20,7 @@ use super::{
     without_current,
 };
 
-pub(super) fn cases() -> Vec<Case> {
+pub(in super::super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for kind in KINDS {
         cases.extend(walk(kind));

@@ -247,6 +247,7 @@ mod tests {
         files.run.measurements = own.map(of).to_vec();
         let memory = Measurement::of("plain", "memory", "MiB", &[70.0 * slower], 0.5, None);
         files.run.measurements.push(memory);
+        files.json = serde_json::to_string(&files.run).unwrap();
         files
     }
 

@@ -79,12 +79,12 @@ pub(crate) struct Case {
     /// When the rest holds no more, by [`fastpath::clock::coarse_ns`]. What runs later has to be made anew.
     pub(crate) holds_until: u64,
     /// Makes the cases of its subject.
-    subject: Subject,
+    pub(crate) subject: Subject,
     pub(crate) kernel: InKernel,
 }
 
 /// The cases of a subject, which are made together.
-type Subject = fn() -> Vec<Case>;
+pub(crate) type Subject = fn() -> Vec<Case>;
 
 impl Case {
     /// Returns the same case for this moment.

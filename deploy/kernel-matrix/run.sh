@@ -10,9 +10,9 @@
 # its packet cases and, for the newest kernel, control's end-to-end tests over
 # devices that the running kernel may lack. One machine has the kernel of
 # MATRIX_WHOLE_EDGE_KERNEL, on which the object does not load, and runs control's tests
-# of an edge that does without. The others have a clock that counts
-# instructions as nanoseconds, so that no busy host makes anything late there. One machine
-# more runs bench's tests of times and of the kernel's generator pktgen. Kernels are Debian's, unpacked into
+# of an edge that does without. Where packet cases run, and bench's tests of times and
+# of the kernel's generator pktgen, the clock counts instructions as nanoseconds, so that
+# no busy host makes anything late there. Kernels are Debian's, unpacked into
 # the user's cache and not installed; GUIDEWAY_MATRIX_REFRESH=1 looks for newer
 # ones. They come from the Debian mirror that apt knows, or GUIDEWAY_DEBIAN_MIRROR:
 # where there is neither, as on Ubuntu, the matrix is skipped with a word, and with
@@ -158,8 +158,8 @@ busybox() {
 
 ## The initramfs
 
-# Leaves the executables to run in $payloads, those for the newest kernel in $newest, those for the
-# oldest in $oldest, and those that take times in $timed.
+# Leaves the executables to run in $payloads, the packet cases, which hold for a time, in $cases, those for the newest
+# kernel in $newest and, if they take times, in $timed, and those for the oldest in $oldest.
 # Of the whole workspace, as `cargo test` builds it: with a package's own choice of
 # features, cargo would build what they depend on once more.
 default_payloads() {
@@ -170,7 +170,8 @@ default_payloads() {
         die "the test programs cannot be built"
     }
     cat "$work/cargo"
-    payloads="$TARGET/debug/examples/verify $TARGET/debug/examples/egress $(executable packets)"
+    payloads="$TARGET/debug/examples/verify $TARGET/debug/examples/egress"
+    cases=$(executable packets)
     newest=$(executable devices)
     oldest=$(executable whole_edge)
     timed="$(executable netem) $(executable pktgen)"
@@ -362,6 +363,7 @@ for entry in $MATRIX_KERNELS; do
 done
 [ -n "$kernels" ] || die "MATRIX_KERNELS names no kernel"
 [ -z "${GUIDEWAY_MATRIX_ICOUNT:-}" ] || kernels=${kernels##* }
+cases=
 newest=
 oldest=
 timed=
@@ -372,21 +374,21 @@ else
 fi
 machines=
 for kernel in $kernels; do
-    # With two, Linux 6.1 does not boot.
     icount=${GUIDEWAY_MATRIX_CPUS:-1}
     if [ -n "$newest" ] && [ "$kernel" = "${kernels##* }" ]; then
-        payloads="$payloads $newest"
+        # pktgen has a thread for each CPU. (With two and such a clock, Linux 6.1 does not boot.)
         icount=2
+        # shellcheck disable=SC2086 # a list of paths
+        start "${kernel##*/}-icount" "$kernel" $cases $timed
+        # Agents wait for what they need, and with that clock they would take twice as long.
+        icount=
+        # shellcheck disable=SC2086 # a list of paths
+        start "${kernel##*/}" "$kernel" $payloads $newest
+    else
+        # shellcheck disable=SC2086 # a list of paths
+        start "${kernel##*/}" "$kernel" $payloads $cases
     fi
-    # shellcheck disable=SC2086 # a list of paths
-    start "${kernel##*/}" "$kernel" $payloads
 done
-if [ -n "$timed" ]; then
-    # pktgen has a thread for each.
-    icount=2
-    # shellcheck disable=SC2086 # a list of paths
-    start "${kernel##*/}-icount" "$kernel" $timed
-fi
 if [ -n "$oldest" ]; then
     icount=
     kernel "${MATRIX_WHOLE_EDGE_KERNEL%%:*}" "${MATRIX_WHOLE_EDGE_KERNEL##*:}"

@@ -18,9 +18,14 @@ const DEVICE: &str = "lo";
 
 fn main() -> Result<()> {
     let pins = Pins::new("/sys/fs/bpf/guideway-example");
+    // What the program does is of no matter here, and the kernel would verify all of it each time.
+    let stubs = lab::stub_object(fastpath::object::bytes()).leak();
+    let loader = Loader::pinned(pins.clone())
+        .object(stubs)
+        .max_entries(map::LUT, 1024);
     for hook in [EgressHook::TcxOrClsact, EgressHook::Clsact] {
-        let first = attach(&pins, hook)?;
-        let second = attach(&pins, hook)?;
+        let first = attach(&loader, hook)?;
+        let second = attach(&loader, hook)?;
         ensure!(
             second.mode == first.mode,
             "{} after {}",
@@ -49,14 +54,9 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Attaches as an agent does that ends at once, and sees that nothing else is there. What the program does is of no
-/// matter here, and the kernel would verify all of it each time.
-fn attach(pins: &Pins, hook: EgressHook) -> Result<EgressAttachment> {
-    let stubs = lab::stub_object(fastpath::object::bytes()).leak();
-    let mut loaded = Loader::pinned(pins.clone())
-        .object(stubs)
-        .max_entries(map::LUT, 1024)
-        .load()?;
+/// Attaches as an agent does that ends at once, and sees that nothing else is there.
+fn attach(loader: &Loader, hook: EgressHook) -> Result<EgressAttachment> {
+    let mut loaded = loader.load()?;
     let attachment = loaded.attach_egress(DEVICE, hook)?;
     drop(loaded);
     let egress = facts::egress(DEVICE)?;

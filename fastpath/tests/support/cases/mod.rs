@@ -89,14 +89,9 @@ pub(crate) type Subject = fn() -> Vec<Case>;
 impl Case {
     /// Returns the same case for this moment.
     pub(crate) fn anew(&self) -> Self {
-        let cases = (self.subject)().into_iter();
-        let anew = cases.map(|case| case.of(self.subject));
-        let mut same = anew.filter(|case| case.name == self.name);
-        same.next().unwrap()
-    }
-
-    fn of(self, subject: Subject) -> Self {
-        Self { subject, ..self }
+        cases_of(self.subject)
+            .find(|case| case.name == self.name)
+            .unwrap()
     }
 
     /// The frame is noted as another machine's announcement.
@@ -187,14 +182,16 @@ pub(crate) fn all() -> impl Iterator<Item = Case> {
         returns::cases,
     ];
     let mut names = HashSet::new();
-    let cases = subjects.into_iter().flat_map(|subject| {
-        let cases = subject().into_iter();
-        cases.map(move |case| case.of(subject))
-    });
+    let cases = subjects.into_iter().flat_map(cases_of);
     cases.inspect(move |case| {
         let is_new = names.insert(case.name.clone());
         assert!(is_new, "two cases are called {}", case.name);
     })
+}
+
+fn cases_of(subject: Subject) -> impl Iterator<Item = Case> {
+    let cases = subject().into_iter();
+    cases.map(move |case| Case { subject, ..case })
 }
 
 /// A case of which only the outcome is missing.

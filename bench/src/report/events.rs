@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use maud::{Markup, html};
 
-use super::{duration, sections::cell, table};
+use super::{duration, sections::cells, table};
 use crate::{
     result::{Run, Series, Trial},
     stats::median,
@@ -20,9 +20,7 @@ const HEAD: [&str; 6] = [
 ];
 
 pub(super) fn section(run: &Run) -> Markup {
-    let rows: Vec<Vec<Markup>> = rows(run)
-        .map(|row| row.into_iter().map(cell).collect())
-        .collect();
+    let rows = cells(rows(run));
     html! {
         @if let Some(event) = run.scenario.event.filter(|_| !rows.is_empty()) {
             h2 { "Events" }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use maud::{Markup, html};
 
-use super::{sections::cell, table};
+use super::{sections::cells, table};
 use crate::{
     load::{Passed, search::LOSS_STEPS},
     result::{Run, Series},
@@ -30,9 +30,7 @@ pub(super) fn sentence(series: &Series) -> String {
 
 /// Returns the table; nothing if no series has the procedure.
 pub(super) fn section(run: &Run) -> Markup {
-    let rows: Vec<Vec<Markup>> = rows(run)
-        .map(|row| row.into_iter().map(cell).collect())
-        .collect();
+    let rows = cells(rows(run));
     let head: Vec<String> = (0..LOSS_STEPS as usize)
         .map(|place| format!("{} %", percent(place)))
         .collect();

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use maud::{Markup, html};
 
 use super::{
-    sections::{cell, percentile},
+    sections::{cells, percentile},
     table,
 };
 use crate::result::{Run, Series};
@@ -24,9 +24,7 @@ const HEAD: [&str; 7] = [
 
 /// Returns the table; nothing if no series has a share.
 pub(super) fn section(run: &Run) -> Markup {
-    let rows: Vec<Vec<Markup>> = rows(run)
-        .map(|row| row.into_iter().map(cell).collect())
-        .collect();
+    let rows = cells(rows(run));
     html! {
         @if !rows.is_empty() {
             h2 { "Latency at shares of a rate" }

@@ -116,6 +116,12 @@ pub(super) fn cell(text: impl std::fmt::Display) -> Markup {
     html! { (text.to_string()) }
 }
 
+/// Returns rows of texts as those of a table.
+pub(super) fn cells(rows: impl Iterator<Item: IntoIterator<Item = String>>) -> Vec<Vec<Markup>> {
+    rows.map(|row| row.into_iter().map(cell).collect())
+        .collect()
+}
+
 /// Returns a percentile with its interval, marked if noise limits it.
 pub(super) fn percentile(run: &Run, figures: &Distribution, percentile: f64) -> String {
     let Some(one) = figures.percentile(percentile) else {

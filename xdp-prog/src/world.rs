@@ -12,6 +12,7 @@ mod nat;
 mod pins;
 mod relay;
 mod tables;
+mod user_space;
 
 pub(crate) use self::relay::OFFSETS;
 pub use self::{
@@ -24,6 +25,7 @@ pub use self::{
     pins::{PinTable, Pins},
     relay::Relay,
     tables::Tables,
+    user_space::{BetweenStages, InUserSpace},
 };
 use crate::abi::{AddressKey, EdgeMac, PathReport, TaggedLink, Tuple};
 

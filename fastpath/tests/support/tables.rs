@@ -24,8 +24,8 @@ use xdp_prog::{
     reason::REASON_COUNT,
     stage::Duties,
     world::{
-        Announcements, Answers, Clients, Clock, Counters, FlowTable, Flows, Fragments, HandOver,
-        HandOvers, Inserted, Paths, PinTable, Pins, Probes, Relay, Shortcuts, Tables, World,
+        Announcements, Answers, BetweenStages, Clients, Clock, Counters, FlowTable, Flows,
+        Fragments, InUserSpace, Inserted, Paths, PinTable, Pins, Probes, Shortcuts, Tables, World,
     },
 };
 use zerocopy::IntoBytes as _;
@@ -456,8 +456,7 @@ pub(crate) struct ModelTables<'a> {
     pub(crate) claims: RefCell<HashMap<AddressKey, [u8; 6]>>,
     /// What has been said of the paths to nodes.
     pub(crate) paths: RefCell<HashMap<AddressKey, PathReport>>,
-    handed_over: Cell<HandOver>,
-    relayed: Cell<[u64; 4]>,
+    between_stages: BetweenStages,
     pub(crate) answers: RefCell<HashMap<AddressKey, u64>>,
     pub(crate) answers_of_all: Cell<u64>,
     events: RefCell<Vec<Event>>,
@@ -477,8 +476,7 @@ impl<'a> ModelTables<'a> {
             datagrams: RefCell::new(tables.datagrams.clone()),
             claims: RefCell::default(),
             paths: RefCell::default(),
-            handed_over: Cell::default(),
-            relayed: Cell::default(),
+            between_stages: BetweenStages::default(),
             answers: RefCell::new(tables.answers.clone()),
             answers_of_all: Cell::new(tables.answers_of_all),
             events: RefCell::default(),
@@ -714,17 +712,6 @@ impl Shortcuts for ModelTables<'_> {
     fn note_untrusted(&self, _: &AddressKey) {}
 }
 
-impl Relay for ModelTables<'_> {
-    fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]> {
-        self.relayed.set(words);
-        Some(words)
-    }
-
-    fn relayed(&self) -> Option<[u64; 4]> {
-        Some(self.relayed.get())
-    }
-}
-
 impl Fragments for ModelTables<'_> {
     fn datagram(&self, key: &Tuple) -> Option<Datagram> {
         self.datagrams.borrow().get(key).copied()
@@ -735,13 +722,9 @@ impl Fragments for ModelTables<'_> {
     }
 }
 
-impl HandOvers for ModelTables<'_> {
-    fn hand_over(&self, known: HandOver) {
-        self.handed_over.set(known);
-    }
-
-    fn handed_over(&self) -> HandOver {
-        self.handed_over.get()
+impl InUserSpace for ModelTables<'_> {
+    fn between_stages(&self) -> &BetweenStages {
+        &self.between_stages
     }
 }
 

@@ -2,10 +2,7 @@
 
 mod nat;
 
-use std::{
-    cell::{Cell, RefCell},
-    net::SocketAddr,
-};
+use std::{cell::RefCell, net::SocketAddr};
 
 use aya::maps::lpm_trie::Key;
 use xdp_prog::{
@@ -16,8 +13,8 @@ use xdp_prog::{
     },
     wire::protocol,
     world::{
-        self, Announcements, Answers, Clients, FlowTable, Flows, Fragments, HandOver, HandOvers,
-        Inserted, Paths, PinTable, Pins, Probes, Relay, Shortcuts, Translation,
+        self, Announcements, Answers, BetweenStages, Clients, FlowTable, Flows, Fragments,
+        InUserSpace, Inserted, Paths, PinTable, Pins, Probes, Shortcuts, Translation,
     },
 };
 use zerocopy::IntoBytes as _;
@@ -36,8 +33,7 @@ pub(super) struct ReadOnly<'t> {
     fib: Fib,
     counted: RefCell<Vec<Counted>>,
     looked_up: RefCell<Vec<LookUp>>,
-    handed_over: Cell<HandOver>,
-    relayed: Cell<[u64; 4]>,
+    between_stages: BetweenStages,
     nat: NatChanges,
 }
 
@@ -87,8 +83,7 @@ impl<'t> ReadOnly<'t> {
             fib: Fib::new(ingress),
             counted: RefCell::default(),
             looked_up: RefCell::default(),
-            handed_over: Cell::default(),
-            relayed: Cell::default(),
+            between_stages: BetweenStages::default(),
             nat: NatChanges::default(),
         }
     }
@@ -187,24 +182,9 @@ impl Shortcuts for ReadOnly<'_> {
     fn note_untrusted(&self, _: &AddressKey) {}
 }
 
-impl Relay for ReadOnly<'_> {
-    fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]> {
-        self.relayed.set(words);
-        Some(words)
-    }
-
-    fn relayed(&self) -> Option<[u64; 4]> {
-        Some(self.relayed.get())
-    }
-}
-
-impl HandOvers for ReadOnly<'_> {
-    fn hand_over(&self, known: HandOver) {
-        self.handed_over.set(known);
-    }
-
-    fn handed_over(&self) -> HandOver {
-        self.handed_over.get()
+impl InUserSpace for ReadOnly<'_> {
+    fn between_stages(&self) -> &BetweenStages {
+        &self.between_stages
     }
 }
 

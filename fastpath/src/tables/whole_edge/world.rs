@@ -21,8 +21,8 @@ use xdp_prog::{
     reason::DropReason,
     stage::{Duties, Stage},
     world::{
-        self, Answers, Clients, Clock, Counters, FlowTable, Flows, Fragments, HandOver, HandOvers,
-        Inserted, MinimalWorld, Paths, PinTable, Pins, Relay,
+        self, Answers, BetweenStages, Clients, Clock, Counters, FlowTable, Flows, Fragments,
+        InUserSpace, Inserted, MinimalWorld, Paths, PinTable, Pins,
     },
 };
 use zerocopy::transmute;
@@ -51,8 +51,7 @@ pub struct EdgeWorld {
     shared: MapsOfThread,
     backends: Copies<Backend>,
     next_hops: Copies<NextHop>,
-    handed_over: Cell<HandOver>,
-    relayed: Cell<[u64; 4]>,
+    between_stages: BetweenStages,
     /// When the allowances of this thread are full again, in ns.
     answers_full_at: Cell<u64>,
     returns_full_at: Cell<u64>,
@@ -111,8 +110,7 @@ impl EdgeWorld {
             shared: tables.shared.of_thread()?,
             backends: Copies::new(),
             next_hops: Copies::new(),
-            handed_over: Cell::default(),
-            relayed: Cell::default(),
+            between_stages: BetweenStages::default(),
             answers_full_at: Cell::default(),
             returns_full_at: Cell::default(),
         })
@@ -297,24 +295,9 @@ impl Clock for EdgeWorld {
     }
 }
 
-impl Relay for EdgeWorld {
-    fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]> {
-        self.relayed.set(words);
-        Some(words)
-    }
-
-    fn relayed(&self) -> Option<[u64; 4]> {
-        Some(self.relayed.get())
-    }
-}
-
-impl HandOvers for EdgeWorld {
-    fn hand_over(&self, known: HandOver) {
-        self.handed_over.set(known);
-    }
-
-    fn handed_over(&self) -> HandOver {
-        self.handed_over.get()
+impl InUserSpace for EdgeWorld {
+    fn between_stages(&self) -> &BetweenStages {
+        &self.between_stages
     }
 }
 

@@ -19,8 +19,8 @@ use xdp_prog::{
     flow_state::{IDLE_TCP_NS, IDLE_TRANSITORY_NS},
     wire::protocol,
     world::{
-        Clients, Clock, Counters, FlowTable, Flows, HandOver, HandOvers, Inserted, PinTable, Pins,
-        Relay, Tables, World,
+        BetweenStages, Clients, Clock, Counters, FlowTable, Flows, InUserSpace, Inserted, PinTable,
+        Pins, Tables, World,
     },
 };
 
@@ -60,8 +60,7 @@ pub(super) struct Network {
     pub(super) is_alive: Vec<bool>,
     at: Cell<At>,
     counted: Cell<Counted>,
-    handed_over: Cell<HandOver>,
-    relayed: Cell<[u64; 4]>,
+    between_stages: BetweenStages,
     flows: RefCell<[HashMap<Tuple, PodFlow>; 2]>,
     keeps_pins: bool,
     /// The service as nodes have it.
@@ -87,8 +86,7 @@ impl Network {
             is_alive: vec![false; ids],
             at: Cell::new(At::Edge(0)),
             counted: Cell::default(),
-            handed_over: Cell::default(),
-            relayed: Cell::default(),
+            between_stages: BetweenStages::default(),
             flows: RefCell::default(),
             keeps_pins,
             service: service(&Table::empty()),
@@ -364,24 +362,9 @@ impl Counters for Network {
     }
 }
 
-impl Relay for Network {
-    fn relay(&self, words: [u64; 4]) -> Option<[u64; 4]> {
-        self.relayed.set(words);
-        Some(words)
-    }
-
-    fn relayed(&self) -> Option<[u64; 4]> {
-        Some(self.relayed.get())
-    }
-}
-
-impl HandOvers for Network {
-    fn hand_over(&self, known: HandOver) {
-        self.handed_over.set(known);
-    }
-
-    fn handed_over(&self) -> HandOver {
-        self.handed_over.get()
+impl InUserSpace for Network {
+    fn between_stages(&self) -> &BetweenStages {
+        &self.between_stages
     }
 }
 

@@ -17,13 +17,13 @@ use xdp_prog::{
     whole_edge::REDIRECT_PROGRAM,
 };
 
-pub(crate) use self::error::explain;
 pub use self::{
     error::LoadError,
     loaded::Loaded,
     pinned::{MapLayout, Resized},
     takeover::{Fate, Takeover},
 };
+pub(crate) use self::{error::explain, loaded::another_handle};
 use self::{
     pinned::Prepared,
     programs::{load_programs, load_xdp, pin_capture, pin_stand_in},

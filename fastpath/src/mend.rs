@@ -11,7 +11,8 @@
 //!
 //! `store` holds fragments and `waiting` what lacks a next hop, within limits. `cut` cuts, `carry` sends finished frames.
 //! `worker` judges frames, over any [`Rings`](crate::port::Rings). `thread` has the kernel's sockets and the time,
-//! `carriers` those of devices that take no frames from XDP, `queues` says which of them are open. `pair` is the way back.
+//! `carriers` those of devices that take no frames from XDP, `queues` says which of them are open, `sockets` where programs
+//! find them. `pair` is the way back.
 
 #[cfg(feature = "xsk")]
 mod carriers;
@@ -21,6 +22,8 @@ mod cut;
 mod pair;
 #[cfg(feature = "xsk")]
 mod queues;
+#[cfg(feature = "xsk")]
+mod sockets;
 mod store;
 #[cfg(feature = "xsk")]
 mod thread;
@@ -29,6 +32,8 @@ mod worker;
 
 use std::time::Duration;
 
+#[cfg(feature = "xsk")]
+pub(crate) use self::sockets::Sockets;
 pub use self::{
     counts::{Counts, LOSSES, Outcome},
     pair::{MENDED_END, PairError, remove_pair},
@@ -40,6 +45,7 @@ pub(crate) use self::{
 #[cfg(feature = "xsk")]
 pub use self::{
     queues::{Queue, QueueError, QueueStates},
+    sockets::MapFailure,
     thread::{Mend, MendError, MendReader, PreparedPair},
 };
 

@@ -60,8 +60,7 @@ impl Loaded {
         let map = map.ok_or_else(|| LoadError::UnknownMap {
             map: name.to_owned(),
         })?;
-        let fd = map.fd().as_fd().try_clone_to_owned();
-        MapData::from_fd(fd.map_err(|error| failed(error.into()))?).map_err(failed)
+        another_handle(map).map_err(failed)
     }
 
     /// Loads the stages that frames get to on a machine with more duties, and makes them reachable. To be called before
@@ -180,6 +179,15 @@ impl Loaded {
     pub(crate) fn keep_filter(&mut self, filter: OwnedFilter) {
         self.unpinned_filters.push(filter);
     }
+}
+
+/// Returns a new handle to a map.
+///
+/// # Errors
+///
+/// Fails if the process has no file descriptor left.
+pub(crate) fn another_handle(map: &MapData) -> Result<MapData, MapError> {
+    MapData::from_fd(map.fd().as_fd().try_clone_to_owned()?)
 }
 
 /// Returns the common data of the map types that the object has.

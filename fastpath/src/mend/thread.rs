@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
-    os::fd::{AsFd as _, AsRawFd as _},
+    os::fd::AsFd as _,
     sync::{
         Arc, Mutex, PoisonError,
         mpsc::{self, Receiver, Sender, TryRecvError},
@@ -12,24 +12,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aya::{
-    Pod,
-    maps::{HashMap, Map, MapData, MapError, XskMap},
-};
+use aya::maps::{HashMap, MapData};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
 };
-use xdp_prog::{
-    abi::{AddressKey, Datagram, Tuple, map},
-    punt::queue_key,
-};
+use xdp_prog::abi::{AddressKey, Datagram, Tuple, map};
 
 use super::{
     Counts, Limits,
     carriers::Carriers,
     pair::{MENDED_END, Pair, PairError, WayBack},
     queues::{Queue, QueueError, QueueStates, Queues, pause_behind},
+    sockets::{MapFailure, Sockets, hash},
     worker::{Known, Worker},
 };
 use crate::{
@@ -61,12 +56,8 @@ pub enum MendError {
     Load(#[from] LoadError),
     #[error("cannot attach the program that takes mended packets")]
     Attach(#[source] LinkFailure),
-    #[error("cannot use the map {map}")]
-    Map {
-        map: &'static str,
-        #[source]
-        source: MapError,
-    },
+    #[error(transparent)]
+    Map(#[from] MapFailure),
     #[error(transparent)]
     Table(#[from] TableError),
     #[error("cannot start the thread that mends")]
@@ -147,18 +138,14 @@ impl Mend {
         let counts = Arc::new(Counts::default());
         let queues = Arc::new(Mutex::default());
         let known = KnownByTables {
-            datagrams: hash(loaded, map::FRAGMENTS)?,
+            datagrams: hash::<_, _, MendError>(loaded, map::FRAGMENTS)?,
             backends: Unresolved::open(loaded)?,
         };
         let worker = Worker::new(limits, known, sender, mac, Arc::clone(&counts));
-        let sockets = XskMap::try_from(Map::XskMap(loaded.map(map::XSKS)?));
-        let sockets = sockets.map_err(failed(map::XSKS))?;
         let (commands, received) = mpsc::channel();
-        let mut state = Thread {
+        let state = Thread {
             worker,
-            free: (0..sockets.len()).rev().collect(),
-            sockets,
-            places: hash(loaded, map::PUNT_QUEUES)?,
+            sockets: Sockets::open::<MendError>(loaded)?,
             mended_queue: Queue {
                 interface: MENDED_END.to_owned(),
                 device,
@@ -173,7 +160,6 @@ impl Mend {
             counts: Arc::clone(&counts),
             queues: Arc::clone(&queues),
         };
-        state.forget_former();
         let thread = thread::Builder::new()
             .name("mend".to_owned())
             .spawn(move || state.run(&received))
@@ -247,10 +233,7 @@ struct Open {
 
 struct Thread {
     worker: Worker<KnownByTables, WayBack>,
-    sockets: XskMap<MapData>,
-    places: HashMap<MapData, u64, u32>,
-    /// Places in `XSKS` that no queue has.
-    free: Vec<u32>,
+    sockets: Sockets,
     /// Where mended frames come back, some of which are too big then.
     mended_queue: Queue,
     wanted: BTreeSet<Queue>,
@@ -267,14 +250,6 @@ struct Thread {
 }
 
 impl Thread {
-    /// Forgets the queues of an agent that did not end by itself. Its sockets are gone.
-    fn forget_former(&mut self) {
-        let former: Vec<u64> = self.places.keys().filter_map(Result::ok).collect();
-        for key in former {
-            let _ = self.places.remove(&key);
-        }
-    }
-
     fn run(mut self, commands: &Receiver<Command>) {
         loop {
             match commands.try_recv() {
@@ -406,7 +381,8 @@ impl Thread {
     }
 
     fn open(&mut self, queue: &Queue) -> Result<(), QueueError> {
-        let place = self.free.last().copied().ok_or(QueueError::TooMany)?;
+        let used = self.ports.values().map(|open| open.place);
+        let place = self.sockets.free_place(used)?;
         let reserve = if queue.queue == 0 { CARRY_BUFFERS } else { 0 };
         let options = Options {
             buffers: BUFFERS + reserve,
@@ -419,11 +395,8 @@ impl Thread {
         };
         let port = Port::open(&queue.interface, queue.queue, &options);
         let port = port.map_err(QueueError::Open)?;
-        let fd = port.as_fd().as_raw_fd();
-        let key = queue_key(queue.device, queue.queue);
-        self.sockets.set(place, fd, 0)?;
-        self.places.insert(key, place, 0)?;
-        self.free.pop();
+        self.sockets.put(place, port.as_fd())?;
+        self.sockets.direct(queue, place)?;
         self.ports.insert(queue.clone(), Open { port, place });
         let open = self.ports.len();
         self.edit_queues(|queues| queues.open = open);
@@ -435,12 +408,10 @@ impl Thread {
         let Some(mut open) = self.ports.remove(queue) else {
             return;
         };
-        let _ = self.places.remove(&queue_key(queue.device, queue.queue));
-        let _ = self.sockets.unset(open.place);
+        self.sockets.remove(queue, open.place);
         while matches!(self.worker.take(&mut open.port, monotonic_ns()), Ok(1..)) {}
         self.carriers.cut_off(open.port.in_transit());
         self.lost = sum(self.lost, open.port.losses().unwrap_or_default());
-        self.free.push(open.place);
         let open = self.ports.len();
         self.edit_queues(|queues| queues.open = open);
     }
@@ -464,19 +435,6 @@ impl Drop for Thread {
     fn drop(&mut self) {
         self.edit_queues(|queues| queues.open = 0);
     }
-}
-
-fn hash<K: Pod, V: Pod>(
-    loaded: &Loaded,
-    name: &'static str,
-) -> Result<HashMap<MapData, K, V>, MendError> {
-    // The system calls are the same for hashes of both kinds.
-    let map = HashMap::try_from(Map::HashMap(loaded.map(name)?));
-    map.map_err(failed(name))
-}
-
-fn failed(map: &'static str) -> impl Fn(MapError) -> MendError {
-    move |source| MendError::Map { map, source }
 }
 
 const fn sum(one: Losses, other: Losses) -> Losses {

@@ -14,7 +14,7 @@ mod snapshot;
 mod tests;
 mod world;
 
-use std::{cell::RefCell, collections::BTreeSet, fmt, os::fd::AsFd as _, sync::Arc};
+use std::{cell::RefCell, collections::BTreeSet, fmt, sync::Arc};
 
 use aya::maps::{MapData, lpm_trie::Key};
 use xdp_prog::abi::{
@@ -32,7 +32,7 @@ use self::{
 use super::{TableError, Tables, mapped::Mapped, syscall_map::SyscallMap};
 use crate::{
     cpus,
-    load::{LoadError, Loaded},
+    load::{LoadError, Loaded, another_handle},
 };
 
 /// The arrays, in memory.
@@ -209,9 +209,7 @@ fn again<K: aya::Pod, V: aya::Pod>(
     map: &MapData,
     name: &'static str,
 ) -> Result<RefCell<SyscallMap<K, V>>, TableError> {
-    let failed = TableError::read(name);
-    let fd = map.fd().as_fd().try_clone_to_owned();
-    let map = MapData::from_fd(fd.map_err(|error| failed(error.into()))?).map_err(failed)?;
+    let map = another_handle(map).map_err(TableError::read(name))?;
     SyscallMap::of(map, name).map(RefCell::new)
 }
 

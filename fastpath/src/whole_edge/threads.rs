@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt, hint, io,
-    os::fd::{AsFd as _, AsRawFd as _},
+    os::fd::AsFd as _,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -12,9 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aya::maps::{HashMap, Map, MapData, MapError, XskMap};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use xdp_prog::{abi::map, punt::queue_key};
 
 use super::{
     buffers::{BUFFERS, LARGEST_MTU, buffer_size},
@@ -25,7 +23,7 @@ use super::{
 use crate::{
     facts::{self, InterfaceError},
     load::{LoadError, Loaded},
-    mend::{Pair, PairError, Queue, QueueError},
+    mend::{MapFailure, Pair, PairError, Queue, QueueError, Sockets},
     port::{
         Port,
         xsk::{Copying, Options, Xsk},
@@ -61,12 +59,8 @@ pub enum WholeEdgeError {
         "interface {interface}: with MTU {mtu}, packets of more than {LARGEST_MTU} bytes find no buffer; lower the MTU"
     )]
     Mtu { interface: String, mtu: u32 },
-    #[error("cannot use the map {map}")]
-    Map {
-        map: &'static str,
-        #[source]
-        source: MapError,
-    },
+    #[error(transparent)]
+    Map(#[from] MapFailure),
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
 }
@@ -76,10 +70,7 @@ pub struct WholeEdge {
     tables: Arc<EdgeTables>,
     /// The way to the stack.
     pair: Pair,
-    sockets: XskMap<MapData>,
-    places: HashMap<MapData, u64, u32>,
-    /// Places in `XSKS` that no queue has.
-    free: Vec<u32>,
+    sockets: Sockets,
     cpus: Vec<usize>,
     threads: BTreeMap<Queue, Thread>,
     reader: EdgeReader,
@@ -114,21 +105,10 @@ impl WholeEdge {
         let pair = Pair::make()?;
         let edge = Arc::new(Tables::edge_tables(loaded)?);
         tables.serve_edge(Arc::clone(&edge))?;
-        let sockets = XskMap::try_from(Map::XskMap(loaded.map(map::XSKS)?));
-        let sockets = sockets.map_err(failed(map::XSKS))?;
-        let places = HashMap::try_from(Map::HashMap(loaded.map(map::PUNT_QUEUES)?));
-        let mut places: HashMap<_, u64, u32> = places.map_err(failed(map::PUNT_QUEUES))?;
-        // The sockets of an agent that did not end by itself are gone.
-        let former: Vec<u64> = places.keys().filter_map(Result::ok).collect();
-        for key in former {
-            let _ = places.remove(&key);
-        }
         Ok(Self {
             tables: edge,
             pair,
-            free: (0..sockets.len()).rev().collect(),
-            sockets,
-            places,
+            sockets: Sockets::open::<WholeEdgeError>(loaded)?,
             cpus: usable_cpus(),
             threads: BTreeMap::new(),
             reader: EdgeReader::default(),
@@ -187,7 +167,8 @@ impl WholeEdge {
     }
 
     fn begin(&mut self, queue: &Queue, buffer_size: u32) -> Result<(), WholeEdgeError> {
-        let place = self.free.last().copied().ok_or(QueueError::TooMany)?;
+        let used = self.threads.values().map(|thread| thread.place);
+        let place = self.sockets.free_place(used)?;
         let options = Options {
             buffers: BUFFERS,
             buffer_size,
@@ -199,9 +180,7 @@ impl WholeEdge {
         };
         let port = Port::open(&queue.interface, queue.queue, &options).map_err(QueueError::Open)?;
         let cpu = self.freest_cpu();
-        self.sockets
-            .set(place, port.as_fd().as_raw_fd(), 0)
-            .map_err(failed(map::XSKS))?;
+        self.sockets.put(place, port.as_fd())?;
         let world = self.tables.world(u32::try_from(cpu).unwrap_or(0))?;
         let worker = Worker::new(
             port,
@@ -216,7 +195,6 @@ impl WholeEdge {
             .name(format!("edge-{}", queue.queue))
             .spawn(move || run(worker, cpu, &told))
             .map_err(WholeEdgeError::Thread)?;
-        self.free.pop();
         let thread = Thread {
             place,
             cpu,
@@ -224,11 +202,10 @@ impl WholeEdge {
             ends,
             handle,
         };
-        let key = queue_key(queue.device, queue.queue);
-        if let Err(error) = self.places.insert(key, place, 0) {
+        if let Err(error) = self.sockets.direct(queue, place) {
             // Without its place the thread would get no frame.
             let _ = self.end(queue.clone(), thread);
-            return Err(failed(map::PUNT_QUEUES)(error));
+            return Err(error.into());
         }
         self.threads.insert(queue.clone(), thread);
         Ok(())
@@ -243,9 +220,7 @@ impl WholeEdge {
 
     /// Stops new frames of a queue, and ends its thread. Fails as the thread did.
     fn end(&mut self, queue: Queue, thread: Thread) -> Result<(), WholeEdgeError> {
-        let _ = self.places.remove(&queue_key(queue.device, queue.queue));
-        let _ = self.sockets.unset(thread.place);
-        self.free.push(thread.place);
+        self.sockets.remove(&queue, thread.place);
         thread.ends.store(true, Ordering::Relaxed);
         let interface = queue.interface;
         match thread.handle.join() {
@@ -310,8 +285,4 @@ fn usable_cpus() -> Vec<usize> {
     (0..CpuSet::MAX_CPU)
         .filter(|cpu| allowed.is_set(*cpu))
         .collect()
-}
-
-fn failed(map: &'static str) -> impl Fn(MapError) -> WholeEdgeError {
-    move |source| WholeEdgeError::Map { map, source }
 }

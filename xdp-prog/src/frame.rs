@@ -31,6 +31,12 @@ pub trait Frame {
     fn opaque<const LIMIT: usize>(&self, offset: usize) -> usize {
         offset
     }
+
+    /// Has the kernel's verifier forget how much of the frame has been viewed.
+    ///
+    /// The verifier checks the code that follows once for each length that it knows the frame to have.
+    #[inline(always)]
+    fn forget_views(&self) {}
 }
 
 /// Checksums over a number of bytes that is known only at run time.

@@ -250,11 +250,12 @@ pub(crate) fn follow_extensions<F: Frame>(
                 more_fragments: header.more_fragments(),
             });
         }
-        offset += match protocol {
+        let length = match protocol {
             protocol::FRAGMENT => Extension::LENGTH,
             protocol::AUTHENTICATION => header.authentication_length(),
             _ => header.option_length(),
         };
+        offset = frame.opaque::<LONGEST_CHAIN>(offset + length);
         protocol = header.next_header;
     }
     if is_extension(protocol) {

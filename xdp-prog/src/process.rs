@@ -237,6 +237,7 @@ fn hand_to_pod<F: FrameMut, T: World>(
         delivery.note_key.hand_over_aside(tables);
         return Ok(Action::Continue(Stage::Ask));
     }
+    frame.forget_views();
     let Some(lookup) = flow_lookup::look_up(frame, tables, &delivery) else {
         return Err(DropReason::NoHeadroom);
     };

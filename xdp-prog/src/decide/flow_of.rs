@@ -1,11 +1,15 @@
 //! The flow that a bare packet belongs to, or that an ICMP error is about, and what a packet says of its connection.
 
+use zerocopy::transmute;
+
 use super::message::{Messages, quoted};
 use crate::{
+    abi::Tuple,
     flow::FlowKey,
     frame::Frame,
     parse::{Packet, Segment},
     wire::{protocol, transport::Tcp},
+    world::Relay,
 };
 
 /// Returns the flow of a packet whose ports an earlier stage has found. An ICMP error is about the flow that it quotes,
@@ -33,4 +37,12 @@ pub(crate) fn segment_of<F: Frame, A>(frame: &F, packet: &Packet<A>) -> Segment 
         Some(header) => Segment::of(header),
         None => Segment::default(),
     }
+}
+
+/// Returns a tuple of which the kernel's verifier knows nothing, so that it checks the code that follows once for all
+/// families and protocols.
+#[inline(always)]
+pub(crate) fn opaque_tuple<T: Relay>(tables: &T, tuple: &Tuple) -> Tuple {
+    let words: [u64; 5] = transmute!(*tuple);
+    transmute!(words.map(|word| tables.opaque(word)))
 }

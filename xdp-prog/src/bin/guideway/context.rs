@@ -1,6 +1,9 @@
 //! The only access to packet memory of XDP programs; each access makes one comparison against the end pointer.
 
+use core::{cell::Cell, mem::offset_of};
+
 use aya_ebpf::{
+    bindings::xdp_md,
     helpers::{bpf_xdp_adjust_head, bpf_xdp_adjust_tail, bpf_xdp_get_buff_len},
     programs::XdpContext,
 };
@@ -15,8 +18,8 @@ use xdp_prog::{
 /// pointer, without the bounds proved for the first one.
 pub(crate) struct XdpFrame<'a> {
     pub(crate) ctx: &'a XdpContext,
-    start: usize,
-    end: usize,
+    start: Cell<usize>,
+    end: Cell<usize>,
     is_followed: bool,
 }
 
@@ -32,16 +35,16 @@ impl<'a> XdpFrame<'a> {
     pub(crate) fn of(ctx: &'a XdpContext, is_followed: bool) -> Self {
         Self {
             ctx,
-            start: ctx.data(),
-            end: ctx.data_end(),
+            start: Cell::new(ctx.data()),
+            end: Cell::new(ctx.data_end()),
             is_followed,
         }
     }
 
     #[inline(always)]
     fn checked<T>(&self, offset: usize) -> Option<usize> {
-        let header = self.start + offset;
-        (header + size_of::<T>() <= self.end).then_some(header)
+        let header = self.start.get() + offset;
+        (header + size_of::<T>() <= self.end.get()).then_some(header)
     }
 }
 
@@ -58,7 +61,7 @@ impl Frame for XdpFrame<'_> {
     fn holds(&self, length: usize) -> bool {
         // Not `start + length`: up to Linux 6.12 the verifier knows no bounds of a length that was swapped to host
         // order, and refuses to add such a number to a packet pointer.
-        if length <= self.end - self.start {
+        if length <= self.end.get() - self.start.get() {
             return true;
         }
         // SAFETY: the context pointer is the one the kernel passed in.
@@ -70,25 +73,53 @@ impl Frame for XdpFrame<'_> {
         if self.is_followed || offset == Ethernet::LENGTH {
             return offset;
         }
-        opaque::<LIMIT>(offset, self.end - self.start)
+        opaque::<LIMIT>(offset, self.end.get() - self.start.get())
+    }
+
+    #[inline(always)]
+    fn forget_views(&self) {
+        let (start, end): (usize, usize);
+        // The compiler, too, must forget: it concludes from a longer view that a shorter one is within the frame, which
+        // the verifier does not.
+        // SAFETY: reads two words of the context that the kernel passed in.
+        unsafe {
+            core::arch::asm!(
+                "{start} = *(u32 *)({ctx} + {data})",
+                "{end} = *(u32 *)({ctx} + {data_end})",
+                ctx = in(reg) self.ctx.ctx,
+                start = out(reg) start,
+                end = out(reg) end,
+                data = const offset_of!(xdp_md, data),
+                data_end = const offset_of!(xdp_md, data_end),
+                options(readonly, nostack),
+            );
+        }
+        self.start.set(start);
+        self.end.set(end);
     }
 }
 
-/// Adds a number that the verifier does not know to an offset, and subtracts it again.
+/// Returns an offset below `LIMIT`, of which the verifier knows nothing else; `unknown` is any number that it does not know.
 #[inline(always)]
-pub(crate) fn opaque<const LIMIT: usize>(mut offset: usize, unknown: usize) -> usize {
+pub(crate) fn opaque<const LIMIT: usize>(offset: usize, unknown: usize) -> usize {
     const { assert!(LIMIT.is_power_of_two()) };
+    add_and_subtract(offset, unknown) & (LIMIT - 1)
+}
+
+/// Returns the number, of which the verifier knows nothing from here on.
+#[inline(always)]
+pub(crate) fn add_and_subtract(mut number: usize, unknown: usize) -> usize {
     // SAFETY: two instructions that access nothing but the register.
     unsafe {
         core::arch::asm!(
-            "{offset} += {unknown}",
-            "{offset} -= {unknown}",
-            offset = inout(reg) offset,
+            "{number} += {unknown}",
+            "{number} -= {unknown}",
+            number = inout(reg) number,
             unknown = in(reg) unknown,
             options(nomem, nostack),
         );
     }
-    offset & (LIMIT - 1)
+    number
 }
 
 impl FrameMut for XdpFrame<'_> {
@@ -105,8 +136,8 @@ impl FrameMut for XdpFrame<'_> {
         if unsafe { bpf_xdp_adjust_head(self.ctx.ctx, delta) } != 0 {
             return false;
         }
-        self.start = self.ctx.data();
-        self.end = self.ctx.data_end();
+        self.start.set(self.ctx.data());
+        self.end.set(self.ctx.data_end());
         true
     }
 
@@ -126,8 +157,8 @@ impl FrameMut for XdpFrame<'_> {
         if unsafe { bpf_xdp_adjust_tail(self.ctx.ctx, delta) } != 0 {
             return false;
         }
-        self.start = self.ctx.data();
-        self.end = self.ctx.data_end();
+        self.start.set(self.ctx.data());
+        self.end.set(self.ctx.data_end());
         true
     }
 }

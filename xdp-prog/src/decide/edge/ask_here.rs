@@ -10,7 +10,7 @@ use crate::{
             send::Try,
             walk::{Refusal, Walk, WithId},
         },
-        flow_of::{flow_of, segment_of},
+        flow_of::{flow_of, opaque_tuple, segment_of},
         message::Messages,
         node::known::{self, Known},
         owner::{FoundService, flow_hash, no_owner, slot_index},
@@ -62,7 +62,7 @@ fn read<'t, F: Frame, A: Messages, T: World>(
     };
     let hash = flow_hash(tables, found.entry.affinity, &flow);
     Ok(Question {
-        flow: flow.tuple(),
+        flow: opaque_tuple(tables, &flow.tuple()),
         segment: segment_of(frame, packet),
         index: slot_index(found.entry.word, hash),
         delivery: if packet.protocol == A::ICMP {

@@ -13,6 +13,7 @@ use crate::{
             send::Try,
             walk::{Ignorant, Refusal, Walk},
         },
+        flow_of::opaque_tuple,
         head::Head,
         message::{Kind, Messages, kind, quoted},
         owner::{checked_service, flow_hash, slot_index},
@@ -62,6 +63,7 @@ pub fn decide<'t, const OF_DATAGRAMS: bool, F: Frame, T: World>(
     let Some(decap) = decap.relayed(tables) else {
         return Err(Verdict::Drop(DropReason::StageMissing));
     };
+    frame.forget_views();
     let question = with_packet!(frame, decap.inner, at decap.inner_l3,
         packet => read(frame, tables, &packet, &decap),
         _ => Err(not_returned(tables)))?;
@@ -131,7 +133,7 @@ fn read<'t, F: Frame, A: Messages, T: World>(
         return Err(Verdict::Drop(DropReason::ReturnUnexpected));
     }
     Ok(Question {
-        flow: flow.tuple(),
+        flow: opaque_tuple(tables, &flow.tuple()),
         service: found.id,
         index,
     })

@@ -27,7 +27,7 @@
 //! there, and makes the rest of the walk by itself.
 
 use crate::{
-    abi::{Backend, MAX_PAST_OWNERS, Past, Pin, Tuple},
+    abi::{Backend, MAX_PAST_OWNERS, Past, Pin, Tag, Tuple},
     decide::allowance::take_return,
     reason::DropReason,
     wire::protocol,
@@ -283,6 +283,14 @@ impl Walk {
         None
     }
 
+    /// Returns the number of past owners, for a loop over them. What the verifier finds out about the number in one loop,
+    /// it does not know in the next one.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "four bits")]
+    fn count_for_loop<T: World>(&self, tables: &T) -> u32 {
+        tables.opaque(self.past.count().into()) as u32 & Tag::MAX_TRIES
+    }
+
     /// Returns the id of the owner at a place of the list.
     #[inline(always)]
     fn past_owner<T: World>(&self, tables: &T, place: u32) -> u32 {
@@ -298,8 +306,9 @@ impl Walk {
     /// Tells whether the list has the backend.
     #[inline(always)]
     pub(super) fn lists<T: World, I: Ignorant>(&self, tables: &T, ignorant: &I) -> bool {
+        let count = self.count_for_loop(tables);
         for place in 0..MAX_PAST_OWNERS {
-            if place >= self.past.count() {
+            if place >= count {
                 break;
             }
             if ignorant.is(tables, self.past_owner(tables, place)) {
@@ -333,16 +342,17 @@ impl Walk {
         if self.is_of_datagrams() {
             return self.first_for_datagrams(tables, from);
         }
+        let count = self.count_for_loop(tables);
         for step in 0..MAX_PAST_OWNERS {
             let place = from + step;
-            if place >= self.past.count() {
+            if place >= count {
                 break;
             }
             let id = self.past_owner(tables, place);
             if let Some(backend) = tables.backend(id)
                 && backend.may_be_tried()
             {
-                return (id, self.past.count() - place);
+                return (id, count - place);
             }
         }
         (self.current, 0)

@@ -34,6 +34,7 @@ pub fn decide<'t, F: Frame, T: World>(
     let Some(place) = place.relayed(tables) else {
         return Err(Verdict::Drop(DropReason::StageMissing));
     };
+    frame.forget_views();
     with_packet!(frame, place.inner, at place.inner_l3,
         packet => sort_local(frame, tables, &packet, place),
         _ => Err(to_stack(place)))

@@ -15,6 +15,7 @@ use crate::{
     },
     decide::{
         address::is_no_client,
+        flow_of::opaque_tuple,
         owner::{FoundService, choose_from},
     },
     frame::Frame,
@@ -138,7 +139,7 @@ fn begin<'t, T: World>(
     }
     let mtu = tables.device_mtu(origin.ifindex).unwrap_or(0);
     let new = New {
-        key: &arrived.key,
+        key: &opaque_tuple(tables, &arrived.key),
         service: arrived.service,
         id: chosen.id,
         backend: chosen.backend,
@@ -188,6 +189,9 @@ fn reserve<T: World>(
     if ports == 0 || (protocol == protocol::SCTP && port_of(new.key) != new.backend.port) {
         return Err(DropReason::NatPortsExhausted);
     }
+    // The verifier follows the loop once for all protocols and ranges.
+    #[expect(clippy::cast_possible_truncation, reason = "is 32 bits wide")]
+    let ports = tables.opaque(ports.into()) as u32;
     let start = scaled(hash, ports);
     let leap = 1 + scaled(hash << 16, ports - 1);
     let mut offset = start;

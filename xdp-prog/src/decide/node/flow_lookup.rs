@@ -76,6 +76,19 @@ pub(crate) enum FlowLookup {
 }
 
 impl FlowLookup {
+    /// Returns the result with this number, which has gone through [`Relay`](crate::world::Relay).
+    #[inline(always)]
+    pub(super) const fn of_number(number: u64) -> Self {
+        match number {
+            0 => Self::Established,
+            1 => Self::Embryonic,
+            2 => Self::Held,
+            3 => Self::Unproved,
+            4 => Self::Idle,
+            _ => Self::Unknown,
+        }
+    }
+
     /// Tells whether the packet's own flow was found.
     #[inline(always)]
     pub(crate) const fn is_known(self) -> bool {

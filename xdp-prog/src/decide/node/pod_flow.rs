@@ -134,14 +134,7 @@ impl Place {
                 2 => Tried::Embryonic,
                 _ => Tried::ByHash,
             },
-            lookup: match lookup {
-                0 => FlowLookup::Established,
-                1 => FlowLookup::Embryonic,
-                2 => FlowLookup::Held,
-                3 => FlowLookup::Unproved,
-                4 => FlowLookup::Idle,
-                _ => FlowLookup::Unknown,
-            },
+            lookup: FlowLookup::of_number(lookup),
         })
     }
 }

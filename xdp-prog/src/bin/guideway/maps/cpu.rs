@@ -20,6 +20,7 @@ use xdp_prog::{
 };
 
 use super::{Kind, MMAPABLE, Maps, XdpMaps, read_once};
+use crate::context::add_and_subtract;
 
 /// The memory of a run, on three cache lines. Only NAT mode needs the second one, only stages that take mended frames
 /// the third.
@@ -215,6 +216,14 @@ impl<K> Relay for Maps<K> {
     #[inline(always)]
     fn relayed(&self) -> Option<[u64; 4]> {
         self.cpu.relayed()
+    }
+
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "both are 64 bits wide")]
+    fn opaque(&self, number: u64) -> u64 {
+        // SAFETY: the helper takes nothing. The verifier replaces the call by one load.
+        let unknown = unsafe { bpf_jiffies64() };
+        add_and_subtract(number as usize, unknown as usize) as u64
     }
 }
 

@@ -1,22 +1,19 @@
 //! Loads: what is sent, in which flows, in which sizes and when.
 
+mod background;
 mod order;
+mod request;
 
 use std::fmt;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use xdp_prog::bench::NUMBER_LENGTH;
-
-use crate::{
-    datapath::Protocol,
-    load::{message::Form, pktgen},
-    probe::PROBE_LENGTH,
-    result::Stream,
-    scenario::System,
-    stats::rounded,
+pub use self::{
+    background::{Background, ReferenceRate, ShareOfSearch, ShareOfSystem},
+    request::{Exchange, GeneratorKind, Segment, Stamps},
 };
+use crate::datapath::Protocol;
 
 /// Smallest frame with its FCS, in bytes.
 pub const SMALLEST_FRAME: u32 = 64;
@@ -80,144 +77,6 @@ pub struct FrameSize {
     pub bytes: u32,
     /// How many of the sum of all weights have this size.
     pub weight: u32,
-}
-
-/// What sends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum GeneratorKind {
-    /// Sockets: a request to a backend, and its answer. Open loop: no request waits for an answer.
-    Sockets,
-    /// Numbered frames that a BPF program makes in the kernel, right before the system, and counts right behind it.
-    /// Nobody answers, and there are no latencies.
-    Live,
-    /// The same frames, made by this program and sent by an AF_XDP socket.
-    Afxdp,
-    /// Frames of the kernel's own generator, by threads of the kernel. Counted by the same sink.
-    Pktgen,
-}
-
-/// What a request of the generator `sockets` is, and when it is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Exchange {
-    /// Request and answer; with TCP by the flow's connection, which is open before.
-    Rr,
-    /// A TCP connection of its own: opened, used for request and answer, and reset.
-    Crr,
-    /// The same, but the round trip ends when the connection is open. The answer still tells the backend.
-    Connect,
-    /// Request and answer by HTTP/1.1, on the flow's connection, which is open before.
-    Http,
-}
-
-/// What the TCP segments of frames are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Segment {
-    /// Data of a connection, without a handshake before.
-    Data,
-    /// The begin of a connection: a SYN. With flows that are all new, a SYN flood.
-    Syn,
-}
-
-/// Who stamps datagrams as they leave the client, and answers as they come (`SO_TIMESTAMPING`): so the time between has no
-/// wake-up of a thread in it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Stamps {
-    /// Nobody.
-    None,
-    /// The kernel: when the driver gets a datagram, and when the driver has handed an answer over.
-    Kernel,
-    /// The network card, by its own clock: as they leave for the cable, and as they come from it.
-    Card,
-}
-
-/// Live frames beside requests that are timed.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Background {
-    /// None.
-    None,
-    /// So many a second.
-    Rate(f64),
-    /// A share of the rate that a search finds the system to bear, before the first trial: once for all shares of it.
-    OfSearch(ShareOfSearch),
-    /// A share of what a system of the scenario takes of such frames, measured before the first trial: the same for all
-    /// systems.
-    OfSystem(ShareOfSystem),
-}
-
-/// A share of the rate that a search finds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ShareOfSearch {
-    /// The share, 0 to 1.
-    pub share: f64,
-    /// What is searched for.
-    pub search: SearchKind,
-}
-
-/// A share of the rate of a system.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ShareOfSystem {
-    /// The share, 0 to 1.
-    pub share: f64,
-    /// The system.
-    pub system: System,
-}
-
-/// A rate that live frames beside requests have a share of. It is found before the first trial.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ReferenceRate {
-    /// The system whose rate it is.
-    pub system: System,
-    /// What is searched for; with [`SearchKind::None`] it is the rate that the system takes.
-    pub search: SearchKind,
-    /// The frames.
-    pub frames: Load,
-}
-
-impl fmt::Display for ReferenceRate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { system, frames, .. } = self;
-        match self.search {
-            SearchKind::None => write!(f, "the rate of {system}")?,
-            search => write!(f, "the {search} of {system}")?,
-        }
-        write!(f, " ({frames})")
-    }
-}
-
-impl Background {
-    /// Returns the share of a rate that is found before the first trial; `None` if it is none.
-    pub fn share(self) -> Option<f64> {
-        match self {
-            Self::None | Self::Rate(_) => None,
-            Self::OfSearch(ShareOfSearch { share, .. })
-            | Self::OfSystem(ShareOfSystem { share, .. }) => Some(share),
-        }
-    }
-
-    /// Returns the frames a second, in whole ones for a share of `reference`; `None` if there are none.
-    pub fn rate(self, reference: Option<f64>) -> Option<f64> {
-        match self {
-            Self::Rate(rate) => Some(rate),
-            other => Some((other.share()? * reference?).round()),
-        }
-    }
-
-    /// Says which share of which rate it is, as scenarios do; `None` if it is none.
-    pub fn share_in_words(self) -> Option<String> {
-        let percent = rounded(self.share()? * 100.0);
-        match self {
-            Self::None | Self::Rate(_) => None,
-            Self::OfSearch(of) => Some(format!("{percent} % of its {}", of.search)),
-            Self::OfSystem(of) => Some(format!("{percent} % of the rate of {}", of.system)),
-        }
-    }
 }
 
 /// An address family.
@@ -289,38 +148,6 @@ pub enum FlowOrder {
     Zipf,
 }
 
-impl GeneratorKind {
-    /// Returns the quantities that it measures of each request.
-    pub fn streams(self) -> &'static [Stream] {
-        match self {
-            Self::Sockets => &Stream::ALL,
-            Self::Live | Self::Afxdp | Self::Pktgen => &[],
-        }
-    }
-
-    /// Tells whether it makes frames of its own that a sink counts, and not requests that are answered.
-    pub fn makes_frames(self) -> bool {
-        matches!(self, Self::Live | Self::Afxdp | Self::Pktgen)
-    }
-
-    /// Returns the bytes of a payload by which requests are told apart.
-    fn mark_length(self, protocol: Protocol, exchange: Exchange) -> usize {
-        match (self, protocol) {
-            (Self::Sockets, Protocol::Udp) => PROBE_LENGTH,
-            (Self::Sockets, Protocol::Tcp) => Form::of(exchange).overhead() + PROBE_LENGTH,
-            (Self::Live | Self::Afxdp, _) => NUMBER_LENGTH,
-            (Self::Pktgen, _) => pktgen::HEADER_LENGTH,
-        }
-    }
-}
-
-impl Exchange {
-    /// Tells whether each request makes a connection of its own.
-    pub fn connects(self) -> bool {
-        matches!(self, Self::Crr | Self::Connect)
-    }
-}
-
 impl Load {
     /// Returns the load of as many live frames of one flow as can be sent.
     pub fn of_frames(
@@ -348,29 +175,6 @@ impl Load {
             stamps: Stamps::None,
             background: Background::None,
         }
-    }
-
-    /// Returns the load of live frames beside the requests.
-    pub fn background_frames(&self) -> Self {
-        Self {
-            flows: self.flows,
-            flow_order: self.flow_order,
-            ..Self::of_frames(self.family, Protocol::Udp, self.frame_bytes.clone())
-        }
-    }
-
-    /// Returns the rate that the live frames beside requests to a system have a share of; `None` if they have none.
-    pub fn reference_rate(&self, system: System) -> Option<ReferenceRate> {
-        let (system, search) = match self.background {
-            Background::None | Background::Rate(_) => return None,
-            Background::OfSearch(of) => (system, of.search),
-            Background::OfSystem(of) => (of.system, SearchKind::None),
-        };
-        Some(ReferenceRate {
-            system,
-            search,
-            frames: self.background_frames(),
-        })
     }
 
     /// Returns the requests by which a system proves that it answers packets as those of this load, one by each of so many

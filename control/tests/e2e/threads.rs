@@ -53,6 +53,27 @@ fn queue_of_another_program_is_named() {
 }
 
 #[test]
+fn queue_of_another_program_is_taken_once_it_is_free() {
+    let net = Topology::builder().nodes(1).build().unwrap();
+    let (edge, node) = (&net.edges()[0], &net.nodes()[0]);
+    let services = Service::all(&SERVICES);
+    let _echo = Echo::start(node, &services);
+    let _nodes = Agent::start_all(net.nodes(), &node_config([edge]));
+    let held = hold_queue(edge);
+    let mut agent = Agent::launch(edge, &config(&net));
+    agent.wait_for_answer("the queue is named", &["status"], |status| {
+        let problems = status["problems"].to_string();
+        problems.contains("interface eth0: another AF_XDP socket has queue 0")
+    });
+    drop(held);
+    agent.wait_for_answer("no problem is left", &["status"], |status| {
+        status["problems"] == serde_json::json!([])
+    });
+    agent.wait_until_ready();
+    Flow::open_many(&net.clients()[0], &services, 1);
+}
+
+#[test]
 fn free_queue_is_found_free() {
     let net = Topology::builder().build().unwrap();
     let edge = &net.edges()[0];

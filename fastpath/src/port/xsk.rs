@@ -18,7 +18,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    io::Errno,
+    io::{Errno, FdFlags, fcntl_setfd},
     net::{RecvFlags, SendFlags, recv, send},
 };
 use xsk_rs::{CompQueue, FillQueue, FrameDesc, RxQueue, Socket, TxQueue, Umem, config::Interface};
@@ -178,6 +178,8 @@ impl Xsk {
             buffer_size: options.buffer_size as usize,
             passing: Vec::new(),
         };
+        // A program that this one starts must not keep the queue.
+        fcntl_setfd(xsk.as_fd(), FdFlags::CLOEXEC)?;
         socket::raise_budget(xsk.as_fd(), options.ring)?;
         Ok(xsk)
     }

@@ -9,34 +9,17 @@ use std::{
 use xdp_prog::abi::{IndexEntry, Service, ServiceWord, Slot, map};
 
 use super::{
-    ArenaFill, Change, InstalledService, RetiredService, Run, ServiceKey, ServiceSpec, TableError,
-    Tables,
+    Change, InstalledService, Run, ServiceKey, ServiceSpec, TableError, Tables,
     encode::{key_check, service_entry, service_rules},
     layout::{Layout, LocalTable, layout},
     lut::Lut,
     past::{OwnerChange, keeps_past, second_now},
     policy::{Pods, ranges_of},
+    retired::RetiredService,
+    runs::{Runs, id_of, new_runs},
     slot_owners::is_shared,
     whole_edge::Hash,
 };
-
-/// The runs of a service: one for all its backends, and one for this machine's pods.
-#[derive(Clone, Copy, Debug)]
-struct Runs {
-    table: Run,
-    local: Option<Run>,
-}
-
-impl Runs {
-    fn each(self) -> impl Iterator<Item = Run> {
-        [
-            Some(self.table),
-            self.local.filter(|run| *run != self.table),
-        ]
-        .into_iter()
-        .flatten()
-    }
-}
 
 impl Tables {
     /// Adds a service, or changes it to the specification.
@@ -325,45 +308,6 @@ impl Tables {
         Ok((service, change))
     }
 
-    /// Keeps the runs that have the right length and may change, or that have the wanted owners already; allocates
-    /// new runs for the others.
-    fn take_runs(
-        &mut self,
-        key: &ServiceKey,
-        layout: &Layout,
-        ids: &[u32],
-        old: Option<Runs>,
-        may_change: bool,
-    ) -> Result<Runs, TableError> {
-        let kept = |tables: &Self, run: Option<Run>, lut: &Lut| {
-            run.filter(|run| run.log2 == lut.log2 && (may_change || tables.holds(*run, lut, ids)))
-        };
-        let table = match kept(self, old.map(|old| old.table), &layout.table) {
-            Some(run) => run,
-            None => self.allocate_run(key, layout.table.log2)?,
-        };
-        let local = match &layout.local {
-            None => None,
-            Some(LocalTable::Same) => Some(table),
-            Some(LocalTable::Own(local)) => {
-                let own = old.and_then(|old| old.local.filter(|run| *run != old.table));
-                match kept(self, own, local) {
-                    Some(run) => Some(run),
-                    None => match self.allocate_run(key, local.log2) {
-                        Ok(run) => Some(run),
-                        Err(error) => {
-                            if old.is_none_or(|old| old.table != table) {
-                                self.arena.release(table);
-                            }
-                            return Err(error);
-                        }
-                    },
-                }
-            }
-        };
-        Ok(Runs { table, local })
-    }
-
     /// Writes the entries under a service's id. Packets find new entries only when the service names them.
     fn write_under(
         &mut self,
@@ -381,23 +325,6 @@ impl Tables {
         added
     }
 
-    fn allocate_run(&mut self, key: &ServiceKey, log2: u8) -> Result<Run, TableError> {
-        self.or_reclaim(|tables| tables.arena.allocate(log2))
-            .ok_or_else(|| {
-                let ArenaFill {
-                    free,
-                    largest_free: largest,
-                    ..
-                } = self.arena.fill();
-                TableError::ArenaFull {
-                    service: *key,
-                    wanted: 1 << log2,
-                    largest,
-                    free,
-                }
-            })
-    }
-
     /// Tells whether the service with this id has the rules of a specification.
     fn has_rules(&self, id: u32, spec: &ServiceSpec) -> bool {
         let rules = service_rules(spec);
@@ -408,12 +335,6 @@ impl Tables {
             };
             rules_of(&entry) == rules_of(&rules)
         })
-    }
-
-    /// Tells whether a run has the owners of a table.
-    fn holds(&self, run: Run, table: &Lut, ids: &[u32]) -> bool {
-        let owners = table.owners.iter().map(|owner| id_of(ids, *owner));
-        self.lut.of(run).map(Slot::owner).eq(owners)
     }
 
     /// Stores the owners of a table in a run; returns how many slots have changed. With `keeps_past`, the slots have lists
@@ -477,24 +398,4 @@ impl Tables {
         self.show_hash(Hash::Overflow);
         Ok(())
     }
-}
-
-impl InstalledService {
-    fn runs(&self) -> Runs {
-        Runs {
-            table: self.run,
-            local: self.local,
-        }
-    }
-}
-
-/// Returns the id of a slot's owner; 0 for nobody.
-fn id_of(ids: &[u32], owner: u32) -> u32 {
-    ids.get(owner as usize).copied().unwrap_or(0)
-}
-
-/// Lists the runs that are not among the old ones.
-fn new_runs(runs: Runs, old: Option<Runs>) -> impl Iterator<Item = Run> {
-    runs.each()
-        .filter(move |run| old.is_none_or(|old| old.each().all(|old| old != *run)))
 }

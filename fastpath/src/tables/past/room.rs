@@ -11,7 +11,7 @@ use super::{
     second_now,
     store::{List, log2_of},
 };
-use crate::tables::{DroppedOwners, RETIRED_AT_MOST, ServiceKey, Tables};
+use crate::tables::{DroppedOwners, ServiceKey, Tables, retired::RETIRED_AT_MOST};
 
 /// Where the table is full, this part of it is freed, so that the lists that follow find room too.
 const FREED_PART: u32 = 8;

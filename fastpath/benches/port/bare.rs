@@ -95,6 +95,14 @@ impl Bare {
         Ok(sent)
     }
 
+    /// Takes a batch of what has arrived, and gives the memory back. Returns the number of frames.
+    pub(crate) fn receive(&mut self) -> usize {
+        // SAFETY: the frames are this memory's.
+        let received = unsafe { self.rx.consume(&mut self.batch) };
+        // SAFETY: what was received is used nowhere else.
+        unsafe { self.fill.produce(&self.batch[..received]) }
+    }
+
     /// Sends back a batch of what has arrived. Returns the number of frames.
     pub(crate) fn forward(&mut self) -> Result<usize> {
         // SAFETY: the frames are this memory's.

@@ -1,4 +1,4 @@
-//! What a port and a whole edge cost: frames sent and forwarded, against loops that do the same with `xsk-rs` and nothing
+//! What a port and a whole edge cost: frames sent, received and forwarded, against loops that do the same with `xsk-rs` and nothing
 //! else.
 //!
 //! Rounds of both alternate, each on a veth pair of its own. Needs root and two CPUs.
@@ -43,6 +43,9 @@ trait Engine {
 
     /// Sends back a batch of what has arrived. Returns the number of frames.
     fn forward(&mut self) -> Result<usize>;
+
+    /// Takes a batch of what has arrived, and gives the memory back. Returns the number of frames.
+    fn receive(&mut self) -> Result<usize>;
 }
 
 impl Engine for Bare {
@@ -52,6 +55,10 @@ impl Engine for Bare {
 
     fn forward(&mut self) -> Result<usize> {
         self.forward()
+    }
+
+    fn receive(&mut self) -> Result<usize> {
+        Ok(self.receive())
     }
 }
 
@@ -88,6 +95,15 @@ impl Engine for ByPort {
         let sent = self.port.send(&mut self.batch);
         self.port.turn()?;
         Ok(sent)
+    }
+
+    fn receive(&mut self) -> Result<usize> {
+        let received = self.port.receive(&mut self.batch, BATCH);
+        for buffer in self.batch.drain(..) {
+            self.port.release(buffer);
+        }
+        self.port.turn()?;
+        Ok(received)
     }
 }
 
@@ -130,6 +146,10 @@ fn main() -> Result<()> {
             FRAME.len()
         );
         compare("send", || Ok((send(&mut bare)?, send(&mut port)?)))?;
+        compare("receive", || {
+            let bare = meanwhile(&mut bare, &mut to_bare, Engine::receive)?;
+            Ok((bare, meanwhile(&mut port, &mut to_port, Engine::receive)?))
+        })?;
         compare("forward", || {
             let bare = forward(&mut bare, &mut to_bare)?;
             Ok((bare, forward(&mut port, &mut to_port)?))
@@ -194,6 +214,15 @@ fn send(engine: &mut impl Engine) -> Result<f64> {
 
 /// Returns the frames forwarded, in millions a second, while more arrive than that.
 fn forward(engine: &mut impl Engine, sender: &mut (impl Engine + Send)) -> Result<f64> {
+    meanwhile(engine, sender, Engine::forward)
+}
+
+/// Returns the frames of all these steps, in millions a second, while more arrive than that.
+fn meanwhile<E: Engine>(
+    engine: &mut E,
+    sender: &mut (impl Engine + Send),
+    step: impl Fn(&mut E) -> Result<usize>,
+) -> Result<f64> {
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         let sender = scope.spawn(|| {
@@ -202,12 +231,12 @@ fn forward(engine: &mut impl Engine, sender: &mut (impl Engine + Send)) -> Resul
             }
             anyhow::Ok(())
         });
-        let forwarded = count(|| engine.forward());
+        let rate = count(|| step(engine));
         is_over.store(true, Ordering::Relaxed);
         sender.join().expect("the sender does not panic")?;
         // What is left is of no later round.
-        while engine.forward()? > 0 {}
-        forwarded
+        while step(engine)? > 0 {}
+        rate
     })
 }
 

@@ -8,6 +8,7 @@ use std::{
 };
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
+use serde::Serialize as _;
 
 use super::{
     Comparability, Interval, Measurement, Run, SCHEMA_VERSION, Stream,
@@ -122,10 +123,9 @@ impl Files {
         // The log has milliseconds: figures are those of what is read back.
         let series = read_series(&run, &logs)?;
         compute(&mut run, &series);
-        let mut json = serde_json::to_string_pretty(&run).map_err(|error| ResultError::Form {
+        let json = write_json(&run).map_err(|error| ResultError::Form {
             reason: error.to_string(),
         })?;
-        json.push('\n');
         Ok(Self {
             run,
             json,
@@ -336,6 +336,16 @@ fn read_series(
         all.insert(series.name.clone(), streams);
     }
     Ok(all)
+}
+
+/// Writes a run as lines of JSON. Reports embed it: with tabs they are a seventh
+/// smaller than with two spaces.
+fn write_json(run: &Run) -> serde_json::Result<String> {
+    let mut json = Vec::new();
+    let tabs = serde_json::ser::PrettyFormatter::with_indent(b"\t");
+    run.serialize(&mut serde_json::Serializer::with_formatter(&mut json, tabs))?;
+    json.push(b'\n');
+    Ok(String::from_utf8(json).expect("JSON is UTF-8"))
 }
 
 fn parse(json: &str) -> Result<Run, ResultError> {

@@ -12,6 +12,7 @@ pub use self::{
 use crate::{
     abi::{AddressKey, Backend, EdgeMac, NextHop, Tag},
     family::Family,
+    frame::Frame,
     ip::Ip,
     parse::Packet,
     reason::{DropReason, PassReason},
@@ -128,10 +129,11 @@ impl Decap {
         }
     }
 
-    /// Passes all fields through [`Relay`].
+    /// Passes all fields through [`Relay`]. The verifier knows nothing of the frame either from here on.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the fields apart")]
-    pub(crate) fn relayed<T: Relay>(self, tables: &T) -> Option<Self> {
+    pub(crate) fn relayed<F: Frame, T: Relay>(self, frame: &F, tables: &T) -> Option<Self> {
+        frame.forget_views();
         let [offsets, flags, tag, _] = tables.relay([
             (self.l3 as u64) << 48 | (self.inner_l3 as u64) << 32 | self.inner_room as u64,
             u64::from(self.outer_class) << 2 | u64::from(self.is_plain) << 1 | self.inner.bit(),

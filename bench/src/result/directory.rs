@@ -338,8 +338,7 @@ fn read_series(
     Ok(all)
 }
 
-/// Writes a run as lines of JSON. Reports embed it: with tabs they are a seventh
-/// smaller than with two spaces.
+/// Writes a run as lines of JSON. Reports embed it: with tabs they are a seventh smaller than with two spaces.
 fn write_json(run: &Run) -> serde_json::Result<String> {
     let mut json = Vec::new();
     let tabs = serde_json::ser::PrettyFormatter::with_indent(b"\t");

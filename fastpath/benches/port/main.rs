@@ -1,5 +1,5 @@
-//! What a port and a whole edge cost: frames sent, received and forwarded, against loops that do the same with `xsk-rs` and nothing
-//! else.
+//! What a port and a whole edge cost: frames sent, received and forwarded, against loops that do the same with `xsk-rs`
+//! and nothing else.
 //!
 //! Rounds of both alternate, each on a veth pair of its own. Needs root and two CPUs.
 

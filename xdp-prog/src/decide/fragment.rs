@@ -49,10 +49,9 @@ pub fn decide_within<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdic
         Ok(decap) => decap,
         Err(verdict) => return verdict,
     };
-    let Some(decap) = decap.relayed(tables) else {
+    let Some(decap) = decap.relayed(frame, tables) else {
         return Verdict::Drop(DropReason::StageMissing);
     };
-    frame.forget_views();
     with_packet!(frame, decap.inner, at decap.inner_l3,
         packet => within(frame, tables, &packet, decap),
         _ => Verdict::Decap(decap))

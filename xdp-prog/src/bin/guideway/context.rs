@@ -14,8 +14,8 @@ use xdp_prog::{
 
 /// The frame of an XDP context.
 ///
-/// `data` and `data_end` are read once and kept. To the verifier, a second read after a helper call would be a new
-/// pointer, without the bounds proved for the first one.
+/// `data` and `data_end` are read once and kept. To the verifier, a second read is a new pointer, without the bounds
+/// proved for the first one, which [`Frame::forget_views`] makes use of.
 pub(crate) struct XdpFrame<'a> {
     pub(crate) ctx: &'a XdpContext,
     start: Cell<usize>,

@@ -60,10 +60,9 @@ pub fn decide<'t, const OF_DATAGRAMS: bool, F: Frame, T: World>(
     tables: &'t T,
 ) -> Result<Decap, Verdict<'t>> {
     let decap = with_packet!(frame, outer => open(&outer), reason => Err(Verdict::Pass(reason)))?;
-    let Some(decap) = decap.relayed(tables) else {
+    let Some(decap) = decap.relayed(frame, tables) else {
         return Err(Verdict::Drop(DropReason::StageMissing));
     };
-    frame.forget_views();
     let question = with_packet!(frame, decap.inner, at decap.inner_l3,
         packet => read(frame, tables, &packet, &decap),
         _ => Err(not_returned(tables)))?;

@@ -31,10 +31,9 @@ pub fn decide<'t, F: Frame, T: World>(
     tables: &'t T,
 ) -> Result<ErrorDelivery<'t>, Verdict<'t>> {
     let place = decap::find_packet(frame, tables, false)?;
-    let Some(place) = place.relayed(tables) else {
+    let Some(place) = place.relayed(frame, tables) else {
         return Err(Verdict::Drop(DropReason::StageMissing));
     };
-    frame.forget_views();
     with_packet!(frame, place.inner, at place.inner_l3,
         packet => sort_local(frame, tables, &packet, place),
         _ => Err(to_stack(place)))

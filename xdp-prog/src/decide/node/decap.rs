@@ -27,10 +27,9 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     if !decap.is_plain {
         return Verdict::Decap(decap);
     }
-    let Some(decap) = decap.relayed(tables) else {
+    let Some(decap) = decap.relayed(frame, tables) else {
         return Verdict::Drop(DropReason::StageMissing);
     };
-    frame.forget_views();
     // A packet that does not parse is judged again, less strictly, when its outer header is taken off.
     with_packet!(frame, decap.inner, at decap.inner_l3,
         packet => decide_delivery(frame, tables, &packet, decap, note_key),

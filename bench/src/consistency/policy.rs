@@ -34,11 +34,13 @@ pub enum Policy {
     Guideway,
     /// Guideway without pins: each segment of a moved connection is tried anew.
     WithoutPins,
+    /// Guideway before nodes that return nothing.
+    WithoutReturns,
 }
 
 impl Policy {
     /// All policies, in the order of tables.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Maglev,
         Self::MaglevLru,
         Self::MaglevUnbounded,
@@ -46,6 +48,7 @@ impl Policy {
         Self::Lists4,
         Self::Guideway,
         Self::WithoutPins,
+        Self::WithoutReturns,
     ];
 
     /// Returns the name in tables and JSON.
@@ -58,6 +61,7 @@ impl Policy {
             Self::Lists4 => "lists4",
             Self::Guideway => "guideway",
             Self::WithoutPins => "without-pins",
+            Self::WithoutReturns => "without-returns",
         }
     }
 
@@ -67,7 +71,18 @@ impl Policy {
             Self::Maglev | Self::MaglevLru | Self::MaglevUnbounded => None,
             Self::Lists1 => Some(1),
             Self::Lists4 => Some(4),
-            Self::Guideway | Self::WithoutPins => Some(MAX_PAST_OWNERS as usize),
+            Self::Guideway | Self::WithoutPins | Self::WithoutReturns => {
+                Some(MAX_PAST_OWNERS as usize)
+            }
+        }
+    }
+
+    /// Returns the most past owners in a list of a slot within which no connection is to break; `None` for a policy that
+    /// does not claim that.
+    pub(super) const fn claimed_list(self) -> Option<usize> {
+        match self {
+            Self::WithoutReturns => None,
+            policy => policy.longest_list(),
         }
     }
 
@@ -78,9 +93,11 @@ impl Policy {
             Self::Maglev => Box::new(Maglev::new(edges, None)),
             Self::MaglevLru => Box::new(Maglev::new(edges, Some(scenario.lru as usize))),
             Self::MaglevUnbounded => Box::new(Maglev::new(edges, Some(usize::MAX))),
-            Self::Lists1 | Self::Lists4 | Self::Guideway | Self::WithoutPins => {
-                Box::new(Guideway::new(self, scenario, ids))
-            }
+            Self::Lists1
+            | Self::Lists4
+            | Self::Guideway
+            | Self::WithoutPins
+            | Self::WithoutReturns => Box::new(Guideway::new(self, scenario, ids)),
         }
     }
 }

@@ -73,7 +73,7 @@ impl Row {
             ended: 0,
             ended_with_backend: 0,
             broken: 0,
-            why: policy.longest_list().map(|_| Reasons::default()),
+            why: policy.claimed_list().map(|_| Reasons::default()),
             look_ups: 0,
             returns: 0,
             entries: 0,

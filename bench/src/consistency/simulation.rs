@@ -394,7 +394,7 @@ impl<'a> Simulation<'a> {
 
     fn note_broken(&mut self, edge: usize, flow: &Flow, fate: Fate) {
         self.row.broken += 1;
-        if let Some(longest) = self.policy.longest_list() {
+        if let Some(longest) = self.policy.claimed_list() {
             let mut half_open = self.half_open.of(flow.client, &self.backends);
             let is_half_open = half_open.any(|pod| fate == Fate::Delivered(pod.id));
             let learned = &self.known[edge].learned;

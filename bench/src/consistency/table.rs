@@ -96,7 +96,7 @@ fn command(scenario: &Scenario) -> String {
 }
 
 fn line(row: &Row) -> String {
-    let has_lists = row.why.is_some();
+    let has_lists = row.policy.longest_list().is_some();
     let of_lists = |text: String| if has_lists { text } else { String::new() };
     format!(
         "| `{}` | {} | {} | {} | {} | {:.3} | {} |\n",

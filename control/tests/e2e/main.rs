@@ -37,3 +37,4 @@ mod threads;
 mod traffic;
 mod trust;
 mod uplinks;
+mod without_returns;

@@ -53,9 +53,9 @@ pub(super) fn second_now() -> u32 {
     second
 }
 
-/// Tells whether the slots of a service have lists of past owners: nodes return what comes in an outer header.
+/// Tells whether the slots of a service have lists of past owners. In NAT mode, the edge remembers each flow.
 pub(super) fn keeps_past(spec: &ServiceSpec) -> bool {
-    spec.mode == ForwardMode::Ipip
+    spec.mode != ForwardMode::Nat
 }
 
 impl Tables {

@@ -63,14 +63,22 @@ impl Backend {
     /// or its Guideway node will return the packet if need be.
     #[inline(always)]
     pub const fn may_be_tried(&self) -> bool {
-        self.is_own_pod() || (self.may_be_pinned() && self.next_hop != 0)
+        const KIND: u32 = BACKEND_POD | BACKEND_DOWN;
+        self.is_own_pod() || (self.flags & KIND == BACKEND_POD && self.next_hop != 0)
     }
 
     /// Tells whether a pin to it counts. A next hop that is missing for a moment takes no pin away.
     #[inline(always)]
     pub const fn may_be_pinned(&self) -> bool {
-        const KIND: u32 = BACKEND_POD | BACKEND_DOWN;
-        self.is_own_pod() || self.flags & KIND == BACKEND_POD
+        self.is_own_pod() || self.flags & BACKEND_DOWN == 0
+    }
+
+    /// Tells whether flows without a pin stay at it as at a past owner of a slot. It need not return what it does not
+    /// know.
+    #[inline(always)]
+    pub const fn may_keep(&self) -> bool {
+        let is_local = self.flags & BACKEND_LOCAL != 0;
+        self.may_be_pinned() && (is_local || self.next_hop != 0)
     }
 
     /// Returns a check of where it is. Entries with equal checks are of one backend, most likely.

@@ -3,6 +3,7 @@
 mod affinity;
 pub mod ask_here;
 pub mod balance;
+mod keep;
 pub mod neighbour;
 pub mod past;
 pub mod probe;

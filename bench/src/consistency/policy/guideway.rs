@@ -52,7 +52,7 @@ pub(super) struct Guideway {
 impl Guideway {
     pub(super) fn new(policy: Policy, scenario: &Scenario, ids: usize) -> Self {
         Self {
-            network: Network::new(scenario, ids, policy != Policy::WithoutPins),
+            network: Network::new(scenario, ids, policy),
             longest_list: policy.longest_list().unwrap_or_default(),
             returns: 0,
         }

@@ -67,6 +67,8 @@ fn guideway_breaks_nothing_where_all_others_break_some() {
         [Policy::Maglev, Policy::MaglevLru, Policy::MaglevUnbounded].map(|policy| broken(policy).0);
     assert!(lists1 > lists4 && lists4 > 0, "{lists1} {lists4}");
     assert!(maglev > lru.max(unbounded), "{maglev} {lru} {unbounded}");
+    let (without_returns, _) = broken(Policy::WithoutReturns);
+    assert!(without_returns < lru.min(unbounded), "{without_returns}");
     assert!(lru.min(unbounded) > lists4, "{lru} {unbounded} {lists4}");
     // All had the same clients.
     assert!(

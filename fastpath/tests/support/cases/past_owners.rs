@@ -4,6 +4,7 @@ pub(super) mod about;
 pub(super) mod affinity;
 pub(super) mod datagrams;
 pub(super) mod here;
+pub(super) mod keep;
 pub(super) mod returned;
 
 use std::net::IpAddr;

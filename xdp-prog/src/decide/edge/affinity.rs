@@ -29,8 +29,9 @@ impl Affinity {
         }
     }
 
-    /// Returns the id of the past owner of the slot that the client keeps; 0 for none. Nodes must be able to return what
-    /// belongs to older connections of the client, which only owners in the slot's list may do.
+    /// Returns the id of the past owner of the slot that the client keeps; 0 for none. Where nodes return what they do
+    /// not know, they must be able to return what belongs to older connections of the client, which only owners in the slot's
+    /// list may do.
     #[inline(always)]
     pub(super) fn kept<T: World>(&self, tables: &T, walk: &Walk) -> u32 {
         if self.seconds == 0 || !walk.has_past() {
@@ -44,7 +45,7 @@ impl Affinity {
         let is_kept = entry.is_of(&self.client, backend)
             && entry.is_within(self.seconds, tables.now())
             && backend.takes_new != 0
-            && backend.may_be_tried();
+            && walk.may_get(backend);
         if is_kept && walk.lists(tables, &WithId(id)) {
             id
         } else {

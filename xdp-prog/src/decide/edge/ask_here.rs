@@ -79,12 +79,12 @@ fn ask<'t, T: World>(tables: &T, question: &Question, known: HandOver) -> Verdic
         return Verdict::Drop(DropReason::TableChanged);
     };
     let (flow, attempt) = (&question.flow, Try(known.detail));
-    let walk = Walk::of(tables, question.index, flow.protocol());
+    let walk = Walk::of(tables, question.index, flow.protocol(), true);
     let is_current = walk.current() == known.backend;
     if (is_current || is_delivered_to(tables, known, pod))
         && known::find(tables, flow, pod, &question.segment) != Known::No
     {
-        walk.found(tables, flow, (known.backend, pod), attempt.left());
+        walk.found(tables, flow, known.backend, attempt.left());
         return Verdict::Continue(question.delivery);
     }
     let (backend, tries) = match walk.step(tables, flow, &WithId(known.backend), attempt.left()) {

@@ -26,7 +26,7 @@ struct SlotOfFlow {
     hash: u32,
     /// [`Service::mode`](crate::abi::Service::mode).
     mode: u32,
-    /// Whether clients keep their backends: a past owner could not return what is sent by L2 DSR.
+    /// Whether clients keep their backends.
     has_affinity: bool,
 }
 
@@ -114,7 +114,7 @@ fn slot_by_rules<'t, F: Frame, A: Ip, T: Tables + HandOvers>(
         table: found.entry.word,
         hash: flow_hash(tables, found.entry.affinity, flow),
         mode: found.entry.mode,
-        has_affinity: found.entry.affinity != 0 && found.entry.mode == MODE_IPIP,
+        has_affinity: found.entry.affinity != 0,
     })
 }
 

@@ -9,6 +9,8 @@
 //! owner. A service without backends refuses it at once: a datagram that nobody knew would end at its last node, and a client
 //! waits for the refusal. What begins an association of SCTP goes the same way: were it sent to the current owner straight, what follows it
 //! would meet the client's last association at a past owner.
+//!
+//! The rules for owners that return nothing are those of [`keep`].
 
 use crate::{
     abi::Tuple,
@@ -16,8 +18,9 @@ use crate::{
         allowance::take_return,
         edge::{
             affinity::Affinity,
+            keep,
             send::Try,
-            walk::{Walk, valid_pin},
+            walk::{DATAGRAM_SECONDS, Walk, valid_pin},
         },
         flow_of::{flow_of, segment_of},
         message::Messages,
@@ -53,16 +56,28 @@ fn choose<'t, F: Frame, A: Messages, T: World>(
         return Verdict::Drop(DropReason::TableChanged);
     };
     let affinity = Affinity::of(&found.entry, flow.source.key());
-    let walk = Walk::of(tables, known.backend, flow.protocol);
+    let walk = Walk::of(
+        tables,
+        known.backend,
+        flow.protocol,
+        found.entry.has_returns(),
+    );
     let begins = segment_of(frame, packet).flags.begins_connection();
     let to = |(backend, tries)| {
         tables.hand_over(HandOver {
             backend,
-            detail: Try::first(known.detail, tries).0,
+            detail: Try::first(known.detail, tries).by_mode(found.entry.mode).0,
             ..known
         });
         Verdict::Continue(Stage::Send)
     };
+    if !walk.has_returns(tables) {
+        return match keep::owner(tables, &walk, &flow.tuple(), &affinity, begins) {
+            0 if packet.protocol == A::ICMP => Verdict::Drop(DropReason::NoBackend),
+            0 => no_owner(tables, known.service),
+            owner => to((owner, 0)),
+        };
+    }
     if walk.is_of_datagrams() {
         return match owner_for_datagram(tables, &walk, &flow.tuple(), &affinity) {
             (0, _) if packet.protocol == A::ICMP => Verdict::Drop(DropReason::NoBackend),
@@ -131,7 +146,7 @@ fn owner_for_datagram<T: World>(
         return (kept, 0);
     }
     if walk.current() != 0
-        && walk.has_just_changed(tables)
+        && walk.has_just_changed(tables, DATAGRAM_SECONDS)
         && let Some((newest, tries)) = walk.newest(tables)
         && take_return(tables)
     {

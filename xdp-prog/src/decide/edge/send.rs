@@ -2,7 +2,7 @@
 //! has chosen.
 
 use crate::{
-    abi::{BACKEND_POD, MODE_IPIP, Tag},
+    abi::{BACKEND_POD, MODE_IPIP, MODE_L2DSR, Tag},
     decide::edge::balance::forward,
     frame::Frame,
     ip::{Ip, with_packet},
@@ -16,14 +16,17 @@ use crate::{
 /// How a packet is tried at a backend, in one word.
 ///
 /// ```text
-/// 31              16 15  5     4   3     0
-/// | low half of hash | zero | retry | tries |
+/// 31              16 15  6     5       4   3     0
+/// | low half of hash | zero | bare | retry | tries |
 /// ```
+///
+/// A *bare* one goes to its node by L2 DSR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Try(pub u32);
 
 impl Try {
     const RETRY: u32 = Tag::MAX_TRIES + 1;
+    const BARE: u32 = Self::RETRY << 1;
 
     /// The first try of a flow with this hash, after which so many are left.
     #[inline(always)]
@@ -42,6 +45,27 @@ impl Try {
     #[must_use]
     pub const fn with_left(self, tries: u32) -> Self {
         Self(self.0 & !Tag::MAX_TRIES | tries)
+    }
+
+    /// The same try by a service's mode.
+    #[inline(always)]
+    #[must_use]
+    pub const fn by_mode(self, mode: u32) -> Self {
+        if mode == MODE_L2DSR {
+            Self(self.0 | Self::BARE)
+        } else {
+            self
+        }
+    }
+
+    /// Returns the mode of the service.
+    #[inline(always)]
+    const fn mode(self) -> u32 {
+        if self.0 & Self::BARE != 0 {
+            MODE_L2DSR
+        } else {
+            MODE_IPIP
+        }
     }
 
     /// Returns how many tries are left.
@@ -113,7 +137,7 @@ fn send<'t, A: Ip, T: World>(tables: &'t T, packet: &Packet<A>, known: HandOver)
         },
         ..*packet
     };
-    match forward(tables, &packet, &flow, MODE_IPIP, &owner) {
+    match forward(tables, &packet, &flow, attempt.mode(), &owner) {
         Ok(Verdict::Forward(mut forward)) => {
             // Only a Guideway node returns packets. It returns them to their outer source, and no route need lead to
             // one that differs from flow to flow.

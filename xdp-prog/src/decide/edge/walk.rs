@@ -36,7 +36,7 @@ use crate::{
 
 /// How long after a change of its slot's owner a flow of datagrams without a pin is looked for at past owners, in seconds:
 /// as long as a node knows a flow that idles (RFC 4787 section 4.3).
-const DATAGRAM_SECONDS: u16 = 300;
+pub(super) const DATAGRAM_SECONDS: u16 = 300;
 /// Largest number of past owners at which a datagram is tried.
 const MOST_TRIED_WITH_DATAGRAMS: u32 = 3;
 
@@ -72,12 +72,15 @@ pub(super) struct Walk {
     current: u32,
     /// Transport protocol of the flow; a word, because it may lie on the BPF stack.
     protocol: u32,
+    /// [`Service::has_returns`](crate::abi::Service::has_returns).
+    has_returns: bool,
 }
 
 impl Walk {
-    /// Finds the owners of a slot, for a packet of a flow of this transport protocol.
+    /// Finds the owners of a slot, for a packet of a flow of this transport protocol. `has_returns` is that of
+    /// the service.
     #[inline(always)]
-    pub(super) fn of<T: World>(tables: &T, index: u32, protocol: u8) -> Self {
+    pub(super) fn of<T: World>(tables: &T, index: u32, protocol: u8, has_returns: bool) -> Self {
         let slot = tables.slot(index).unwrap_or_default();
         Self {
             index,
@@ -89,6 +92,7 @@ impl Walk {
             },
             current: slot.owner(),
             protocol: protocol.into(),
+            has_returns,
         }
     }
 
@@ -110,6 +114,17 @@ impl Walk {
         self.past.is_pinned()
     }
 
+    /// Tells whether owners return what they do not know, to where it came from: no route need lead to an outer source
+    /// that is the flow's own.
+    #[inline(always)]
+    pub(super) fn has_returns<T: World>(&self, tables: &T) -> bool {
+        self.has_returns
+            && match tables.backend(self.current) {
+                Some(backend) => !is_source_spread(tables, backend),
+                None => true,
+            }
+    }
+
     /// Tells whether the slot has past owners.
     #[inline(always)]
     pub(super) const fn has_past(&self) -> bool {
@@ -126,13 +141,23 @@ impl Walk {
         }
     }
 
-    /// Tells whether the slot changed hands a short while ago, so that flows of datagrams are looked for at past owners.
+    /// Tells whether the slot changed hands less than so many seconds ago.
     #[inline(always)]
-    pub(super) fn has_just_changed<T: World>(&self, tables: &T) -> bool {
+    pub(super) fn has_just_changed<T: World>(&self, tables: &T, seconds: u16) -> bool {
         self.has_past()
             && tables
                 .past_owner(self.past.offset())
-                .has_ended_within(DATAGRAM_SECONDS, tables.now())
+                .has_ended_within(seconds, tables.now())
+    }
+
+    /// Tells whether a past owner of the slot may get packets.
+    #[inline(always)]
+    pub(super) const fn may_get(&self, backend: &Backend) -> bool {
+        if self.has_returns {
+            backend.may_be_tried()
+        } else {
+            backend.may_keep()
+        }
     }
 
     /// Returns the tries that a walk of datagrams has left after it has tried an owner; all of them if it does not try the
@@ -209,40 +234,34 @@ impl Walk {
     #[inline(always)]
     pub(super) fn expect<T: World>(&self, tables: &T, flow: &Tuple, id: u32, tries: u32) {
         if self.is_of_datagrams() {
-            if let Some(backend) = tables.backend(id) {
-                self.pin(tables, flow, id, backend);
-            }
+            self.pin(tables, flow, id);
         } else if tries == 0 {
             tables.remove_pin(PinTable::Young, flow);
         } else if tries < self.all_tries()
             && let Some(backend) = tables.backend(id)
             && !backend.is_own_pod()
         {
-            self.pin(tables, flow, id, backend);
+            self.pin(tables, flow, id);
         }
     }
 
     /// Pins a flow that a pod of this machine knows, after so many tries were left. What is at the current owner, or at its
     /// pin, and datagrams need none: [`Self::expect`] has pinned these.
     #[inline(always)]
-    pub(super) fn found<T: World>(
-        &self,
-        tables: &T,
-        flow: &Tuple,
-        (id, backend): (u32, &Backend),
-        tries: u32,
-    ) {
+    pub(super) fn found<T: World>(&self, tables: &T, flow: &Tuple, id: u32, tries: u32) {
         if id != self.current && tries < self.all_tries() && !self.is_of_datagrams() {
-            self.pin(tables, flow, id, backend);
+            self.pin(tables, flow, id);
         }
     }
 
     /// Pins a flow to an owner, which may turn out not to know it.
     #[inline(always)]
-    fn pin<T: World>(&self, tables: &T, flow: &Tuple, id: u32, backend: &Backend) {
-        let pin = Pin::new(flow, id, backend, tables.now());
-        tables.set_pin(PinTable::Young, flow, pin);
-        tables.mark_pinned(self.index);
+    pub(super) fn pin<T: World>(&self, tables: &T, flow: &Tuple, id: u32) {
+        if let Some(backend) = tables.backend(id) {
+            let pin = Pin::new(flow, id, backend, tables.now());
+            tables.set_pin(PinTable::Young, flow, pin);
+            tables.mark_pinned(self.index);
+        }
     }
 
     /// Marks the pins of a flow of which a SYN goes to this owner, unless that is the pinned one.
@@ -287,13 +306,13 @@ impl Walk {
     /// it does not know in the next one.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "four bits")]
-    fn count_for_loop<T: World>(&self, tables: &T) -> u32 {
+    pub(super) fn count_for_loop<T: World>(&self, tables: &T) -> u32 {
         tables.opaque(self.past.count().into()) as u32 & Tag::MAX_TRIES
     }
 
     /// Returns the id of the owner at a place of the list.
     #[inline(always)]
-    fn past_owner<T: World>(&self, tables: &T, place: u32) -> u32 {
+    pub(super) fn past_owner<T: World>(&self, tables: &T, place: u32) -> u32 {
         tables.past_owner(self.past.offset() + place).backend()
     }
 

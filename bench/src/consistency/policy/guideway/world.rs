@@ -12,8 +12,8 @@ use xdp_prog::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, Backend, CONFIG_NODE, Client, ClientBackend,
         Config, EdgeMac, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_RESET, IndexEntry, LocalFlow, NextHop,
-        Past, PastOwner, Pin, Pod, PodFlow, PodKey, Probe, Service, ServiceKeyV4, ServiceKeyV6,
-        Slot, Tuple, age,
+        Past, PastOwner, Pin, Pod, PodFlow, PodKey, Probe, SERVICE_PODS, Service, ServiceKeyV4,
+        ServiceKeyV6, Slot, Tuple, age,
     },
     egress::Memory,
     flow_state::{IDLE_TCP_NS, IDLE_TRANSITORY_NS},
@@ -26,7 +26,7 @@ use xdp_prog::{
 
 use super::edge::{Edge, PLACES, service};
 use crate::consistency::{
-    Scenario,
+    Policy, Scenario,
     addresses::{self, BackendId, HASH_SEED, POD_PORT, PORT, VIP, edge_of, node_of},
     backends::{Table, log2_slots},
 };
@@ -63,6 +63,7 @@ pub(super) struct Network {
     between_stages: BetweenStages,
     flows: RefCell<[HashMap<Tuple, PodFlow>; 2]>,
     keeps_pins: bool,
+    has_returns: bool,
     /// The service as nodes have it.
     service: Service,
     node: Config,
@@ -72,7 +73,7 @@ pub(super) struct Network {
 }
 
 impl Network {
-    pub(super) fn new(scenario: &Scenario, ids: usize, keeps_pins: bool) -> Self {
+    pub(super) fn new(scenario: &Scenario, ids: usize, policy: Policy) -> Self {
         let slots = 1 << log2_slots(scenario.most_backends());
         let backends = |is_own| {
             let ids = 0..u32::try_from(ids).unwrap_or_default();
@@ -88,7 +89,8 @@ impl Network {
             counted: Cell::default(),
             between_stages: BetweenStages::default(),
             flows: RefCell::default(),
-            keeps_pins,
+            keeps_pins: policy != Policy::WithoutPins,
+            has_returns: policy != Policy::WithoutReturns,
             service: service(&Table::empty()),
             node: Config {
                 hash_seed: HASH_SEED,
@@ -209,7 +211,11 @@ impl Tables for Network {
     }
 
     fn service(&self, id: u32) -> Option<Service> {
-        (id == SERVICE).then_some(*self.own_service())
+        let mut service = *self.own_service();
+        if self.edge().is_some() && !self.has_returns {
+            service.flags &= !SERVICE_PODS;
+        }
+        (id == SERVICE).then_some(service)
     }
 
     fn slot(&self, index: u32) -> Option<Slot> {

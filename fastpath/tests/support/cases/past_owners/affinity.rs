@@ -1,7 +1,7 @@
 //! Services with affinity: a client keeps its backend when its slot gets another one.
 
 use fastpath::clock::coarse_ns;
-use xdp_prog::abi::{BACKEND_DOWN, Client, ClientBackend, MODE_L2DSR, Past, Slot};
+use xdp_prog::abi::{BACKEND_DOWN, Client, ClientBackend, Past, Slot};
 
 use super::{
     super::{
@@ -9,9 +9,9 @@ use super::{
             packet::{ACK, SYN},
             tables::{TableSet, address_key, second_ago},
         },
-        Case, Draft, TCP, UDP, VIP_V4, VIP_V6, client, way,
+        Case, Draft, TCP, UDP, VIP_V4, VIP_V6, client,
     },
-    CURRENT, Kind, LIST, PAST, SECOND, SERVICE, keep, kind, to_node,
+    CURRENT, Kind, LIST, PAST, SECOND, SERVICE, keep, kind,
 };
 
 const SEED: u64 = 0x5eed;
@@ -33,7 +33,6 @@ pub(in super::super) fn cases() -> Vec<Case> {
         cases.extend(later_segments(kind));
         cases.extend(without_a_past(kind));
     }
-    cases.push(by_l2dsr());
     cases.extend(datagrams(kind("affinity_udp_v4", UDP, VIP_V4, true)));
     cases
 }
@@ -215,18 +214,6 @@ fn without_a_past(kind: Kind) -> Vec<Case> {
         kind.begins_at(quiet("new_connection_of_a_quiet_slot", SYN), CURRENT),
         kind.sends(segment, ACK, CURRENT, 0),
     ]
-}
-
-/// What is sent by L2 DSR has no past, and so no affinity beyond the hash.
-fn by_l2dsr() -> Case {
-    let kind = kind("affinity_tcp_v4", TCP, VIP_V4, true);
-    let draft = kind
-        .asks_with("new_connection_by_l2dsr", SYN)
-        .with(stale_word)
-        .with(|tables| tables.service[SERVICE as usize].mode = MODE_L2DSR);
-    let packet = kind.segment(SYN);
-    let output = to_node(CURRENT).carry(&packet.next_hop());
-    draft.transmits(way(SERVICE, CURRENT), &packet, output)
 }
 
 fn datagrams(kind: Kind) -> Vec<Case> {

@@ -397,6 +397,7 @@ fn owners_that_are_not_tried(kind: Kind) -> Vec<Case> {
             let outer = packet.next_hop().within(from, kind.node(CURRENT));
             let output = to_node(CURRENT).carry(&outer.tag(kind.tag(CURRENT, 0)));
             kind.begin("outer_source_of_the_flows_own_gets_nothing_back", ACK)
+                .with(keep(kind, kind.pin(CURRENT)))
                 .with(spread)
                 .transmits(way(SERVICE, CURRENT), &packet, output)
         },

@@ -1,0 +1,146 @@
+//! Owners that return nothing: machines without Guideway behind IP-in-IP, and all that is sent by L2 DSR or has outer sources
+//! of its flows' own.
+//!
+//! None of them tells that it does not know a connection. So for some minutes after a slot has changed hands, the edge notes
+//! which connections are new, and takes the others for older ones. A SYN pins its flow to the current owner. A segment of a
+//! flow without a pin goes to the newest past owner, and is pinned there. After these minutes it goes to the current owner:
+//! connections that had a segment meanwhile have pins, and those that begin later need none.
+//!
+//! No datagram shows that its flow is new. So for half a minute all flows without a pin stay at the newest past owner that takes
+//! new connections.
+//!
+//! The pins of new connections are kept from their second segment on. Those of older ones are young until the minutes are over:
+//! many of them do not push out the others, without which a new connection would be taken for an older one.
+
+use super::{
+    affinity::Affinity,
+    walk::{Walk, valid_pin},
+};
+use crate::{
+    abi::{MAX_PAST_OWNERS, Tuple},
+    decide::allowance::take_return,
+    world::{PinTable, World},
+};
+
+/// How long after a change of its slot's owner a connection without a pin is taken for an older one, in seconds: longer than
+/// load balancers let connections idle.
+const CONNECTION_SECONDS: u16 = 600;
+/// The same for a flow of datagrams.
+const DATAGRAM_SECONDS: u16 = 30;
+
+/// Returns the id of the owner that gets a packet; 0 if there is none. `begins` says that it begins a connection.
+#[inline(always)]
+pub(super) fn owner<T: World>(
+    tables: &T,
+    walk: &Walk,
+    flow: &Tuple,
+    affinity: &Affinity,
+    begins: bool,
+) -> u32 {
+    let has_just_changed = walk.has_just_changed(
+        tables,
+        if walk.is_of_datagrams() {
+            DATAGRAM_SECONDS
+        } else {
+            CONNECTION_SECONDS
+        },
+    );
+    let pinned = if walk.is_pinned() {
+        pinned(tables, walk, flow, begins, has_just_changed)
+    } else {
+        0
+    };
+    // A SYN may be forged: a connection that lives goes on where it is.
+    if pinned != 0 && (!begins || takes_new(tables, pinned)) {
+        if begins || walk.is_of_datagrams() {
+            affinity.renew(tables, pinned);
+        }
+        return pinned;
+    }
+    let is_new = begins || !has_just_changed;
+    let owner = match affinity.kept(tables, walk) {
+        0 if is_new => walk.current(),
+        0 => newest(tables, walk),
+        kept => kept,
+    };
+    if owner == 0 {
+        return 0;
+    }
+    if begins || walk.is_of_datagrams() {
+        affinity.renew(tables, owner);
+    }
+    if begins && walk.is_pinned() {
+        tables.remove_pin(PinTable::Kept, flow);
+        tables.remove_pin(PinTable::Young, flow);
+    }
+    let is_apart = owner != walk.current();
+    let needs_pin = if begins {
+        is_apart || has_just_changed
+    } else {
+        // A flood of segments of no connection pins no more than this.
+        is_apart && take_return(tables)
+    };
+    if needs_pin {
+        walk.pin(tables, flow, owner);
+    }
+    owner
+}
+
+/// Returns the id of the backend that a flow is pinned to; 0 for none.
+#[inline(always)]
+fn pinned<T: World>(
+    tables: &T,
+    walk: &Walk,
+    flow: &Tuple,
+    begins: bool,
+    has_just_changed: bool,
+) -> u32 {
+    if let Some(pin) = valid_pin(tables, PinTable::Kept, flow)
+        && !pin.is_marked()
+    {
+        return pin.backend();
+    }
+    let Some(pin) = valid_pin(tables, PinTable::Young, flow) else {
+        return 0;
+    };
+    if pin.is_marked() {
+        return 0;
+    }
+    let is_kept = if walk.is_of_datagrams() {
+        pin.has_stood(tables.now())
+    } else {
+        !begins && (pin.backend() == walk.current() || !has_just_changed)
+    };
+    if is_kept {
+        tables.set_pin(PinTable::Kept, flow, pin);
+        tables.remove_pin(PinTable::Young, flow);
+    }
+    pin.backend()
+}
+
+/// Returns the id of the newest past owner at which flows stay, else that of the current one.
+#[inline(always)]
+fn newest<T: World>(tables: &T, walk: &Walk) -> u32 {
+    let count = walk.count_for_loop(tables);
+    for place in 0..MAX_PAST_OWNERS {
+        if place >= count {
+            break;
+        }
+        let id = walk.past_owner(tables, place);
+        if let Some(backend) = tables.backend(id)
+            && backend.may_keep()
+            && (backend.takes_new != 0 || !walk.is_of_datagrams())
+        {
+            return id;
+        }
+    }
+    walk.current()
+}
+
+#[inline(always)]
+fn takes_new<T: World>(tables: &T, id: u32) -> bool {
+    match tables.backend(id) {
+        Some(backend) => backend.takes_new != 0,
+        None => false,
+    }
+}

@@ -26,6 +26,8 @@ const LENGTH: usize = 4096;
 /// How long an answer is waited for that is not to come.
 const SHORT: Duration = Duration::from_millis(300);
 const MEND: &str = "mend: on\n";
+/// Fragments wait for as long as they can: a busy machine takes its time.
+const PATIENT: &str = "mend_limits: { wait: 30s }\n";
 
 /// The orders in which the fragments of a datagram are sent, by their places.
 const ORDERS: [[usize; 4]; 4] = [[3, 2, 1, 0], [1, 0, 3, 2], [2, 3, 1, 0], [1, 2, 3, 0]];
@@ -154,7 +156,7 @@ fn shuffled_datagrams_arrive_by_ipip_by_l2dsr_and_at_node_ports() {
     assert_eq!(count(&cluster.edge, "pass", "fragment_not_ours"), 2 * 3);
     assert_eq!(count(&cluster.edge, "punt", "punted_fragment"), 0);
 
-    let config = cluster_config(&net, &services) + MEND;
+    let config = cluster_config(&net, &services) + MEND + PATIENT;
     cluster.edge.write_config(&config);
     wait_until_mending(&cluster.edge);
     for service in &services {
@@ -214,12 +216,15 @@ fn shuffled_datagrams_arrive_by_nat_and_at_the_node_itself() {
         assert_all_arrive(&mut sender, address);
     }
 
-    agent.write_config(&(config + MEND));
+    agent.write_config(&(config.clone() + MEND + PATIENT));
     wait_until_mending(&agent);
     for (vip, _) in services {
         assert_all_arrive(&mut sender, vip);
     }
     assert!(count(&agent, "mend", "mended") >= 2 * 6);
+    agent.write_config(&(config + MEND));
+    agent.wait_for_reloads(3);
+    wait_until_mending(&agent);
     // What is the kernel's own reaches it, whether or not it has waited.
     for address in at_edge {
         assert_all_arrive(&mut sender, address);
@@ -279,7 +284,7 @@ fn node_mends_what_edges_send_and_a_killed_agent_drops_it() {
     }
     assert_eq!(count(&agent, "drop", "fragment_out_of_order"), 4 * 3);
 
-    let with_mending = config + MEND;
+    let with_mending = config + MEND + PATIENT;
     agent.write_config(&with_mending);
     wait_until_mending(&agent);
     let pair = || node.namespace().link("guideway-mended").unwrap().index();

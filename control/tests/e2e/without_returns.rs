@@ -115,10 +115,11 @@ fn connections_stay(before: Backends, after: Backends) -> (String, Vec<Flow>, Ve
     traffic.wait_for_rounds(ROUNDS);
 
     nodes.change(after);
-    traffic.wait_for_rounds(ROUNDS);
-    all_stay(&mut idle, "after the change");
+    // A pin would be told in place of the slot's owner.
     let has_moved = idle.iter().any(|flow| nodes.owner(flow) != flow.node);
     assert!(has_moved, "no slot has another owner");
+    traffic.wait_for_rounds(ROUNDS);
+    all_stay(&mut idle, "after the change");
     let mut fresh = nodes.open();
     for flow in &fresh {
         assert_eq!(nodes.owner(flow), flow.node, "a new connection");
@@ -178,16 +179,10 @@ fn datagrams_in_use_stay_where_they_are_when_a_node_is_added() {
     traffic.wait_for_rounds(ROUNDS);
     nodes.change(all);
     traffic.wait_for_rounds(ROUNDS);
-    let watched = traffic.stop();
-    let moved = watched
-        .iter()
-        .filter(|watched| nodes.owner(&watched.flow) != watched.flow.node);
-    assert_ne!(moved.count(), 0, "no slot has moved");
-    for flow in watched {
-        assert_eq!(
-            flow.broken, None,
-            "{} to {}",
-            flow.flow.client, flow.flow.service
-        );
-    }
+    traffic.stop_unharmed();
+    let backends = nodes.edge.json(&["backends"]);
+    let first = net.nodes()[0].v4().to_string();
+    let mut rows = backends.as_array().unwrap().iter();
+    let owns = |row: &serde_json::Value| row["backend"] == first && row["slots"].as_u64() > Some(0);
+    assert!(rows.any(owns), "no slot has another owner: {backends}");
 }

@@ -16,7 +16,7 @@ use std::{
     sync::Arc,
 };
 
-use xdp_prog::abi::{BACKEND_POD, MAX_PAST_OWNERS, Past, PastOwner, Slot};
+use xdp_prog::abi::{BACKEND_NAT, MAX_PAST_OWNERS, Past, PastOwner, Slot};
 
 pub use self::list::{former_slots, live_past_owners, newest_owners, past_owners};
 pub(super) use self::store::Pasts;
@@ -169,11 +169,11 @@ impl Tables {
             let owner = self.lut.get(index).unwrap_or_default().owner();
             (owner, self.list_of(index).map_or(&[][..], |list| &list[..]))
         });
-        let is_pod = |id: u32| {
+        let may_keep = |id: u32| {
             let backend = self.backends.get(id).filter(|_| id != 0);
-            backend.is_some_and(|backend| backend.flags & BACKEND_POD != 0)
+            backend.is_some_and(|backend| backend.flags & BACKEND_NAT == 0)
         };
-        let all = past_owners(former, owner, change.second, is_pod);
+        let all = past_owners(former, owner, change.second, may_keep);
         let count = all.len();
         // Who has just left the service may have all of its connections.
         let is_listed = |past: &PastOwner| {

@@ -1,11 +1,15 @@
 //! Datagrams that may be fragmented, and do not fit where they are to go.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::{
+    fmt::Debug,
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+};
 
 use lab::{Cidr, Machine, Route, Topology, output, vip_v4, vip_v6, wait_until};
 
 use super::{
-    MEND, PORT, SHORT, assert_ledger_adds_up, count, place, send, services, wait_until_mending,
+    MEND, PATIENT, PORT, SHORT, assert_ledger_adds_up, count, place, send, services,
+    wait_until_mending,
 };
 use crate::support::{
     Agent, Asked, Capture, Cluster, Echo, Mode, PodService, Protocol, Sender, Service, TIMEOUT,
@@ -20,6 +24,9 @@ const THREE: usize = 4096;
 /// MTU of an edge's routes to the nodes where nothing is put in front of packets.
 const NARROW: u32 = 1400;
 const ROUNDS: usize = 100;
+/// Datagrams under way at once. Linux gives up a datagram when more than 64 fragments of others come from its source
+/// meanwhile (`ipfrag_max_dist`).
+const WAVE: usize = 20;
 
 /// Asserts that a full datagram is lost, and that one of a few bytes arrives.
 fn assert_full_is_lost(sender: &mut Sender<'_>, to: SocketAddr) {
@@ -35,19 +42,25 @@ fn assert_full_is_lost(sender: &mut Sender<'_>, to: SocketAddr) {
 /// Sends full datagrams, and such in three fragments in every order, and asserts that each is answered once.
 fn assert_all_arrive(sender: &mut Sender<'_>, to: SocketAddr) {
     let mut all: Vec<Asked> = Vec::new();
-    for _ in 0..ROUNDS {
-        let asked = sender.ask(to, FULL);
-        send(sender, &asked, &[0]);
-        all.push(asked);
+    let assert_answered = |asked: &Asked, what: &dyn Debug| {
+        let name = asked.answer(TIMEOUT);
+        assert!(name.is_some(), "datagram {what:?} to {to} is lost");
+    };
+    for wave in 0..ROUNDS / WAVE {
+        let asked: Vec<Asked> = (0..WAVE).map(|_| sender.ask(to, FULL)).collect();
+        for asked in &asked {
+            send(sender, asked, &[0]);
+        }
+        for asked in &asked {
+            assert_answered(asked, &wave);
+        }
+        all.extend(asked);
     }
     for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2], [2, 0, 1], [1, 2, 0]] {
         let asked = sender.ask(to, THREE);
         send(sender, &asked, &order);
+        assert_answered(&asked, &order);
         all.push(asked);
-    }
-    for (number, asked) in all.iter().enumerate() {
-        let name = asked.answer(TIMEOUT);
-        assert!(name.is_some(), "datagram {number} to {to} is lost");
     }
     for asked in &all {
         assert!(!asked.has_another(), "{to}");
@@ -107,7 +120,7 @@ fn full_datagrams_arrive_by_ipip_where_nothing_larger_fits() {
     let dropped = || count(&cluster.edge, "drop", "fragmentation_needed");
     assert_eq!(dropped(), 2);
 
-    let config = cluster_config(&net, &services) + MEND;
+    let config = cluster_config(&net, &services) + MEND + PATIENT;
     cluster.edge.write_config(&config);
     wait_until_mending(&cluster.edge);
     let captures: Vec<_> = net.nodes().iter().map(Capture::start).collect();
@@ -162,7 +175,7 @@ fn full_datagrams_arrive_by_l2dsr_and_at_node_ports() {
     }
     cluster
         .edge
-        .write_config(&(cluster_config(&net, &services) + MEND));
+        .write_config(&(cluster_config(&net, &services) + MEND + PATIENT));
     wait_until_mending(&cluster.edge);
     for service in &services {
         assert_all_arrive(&mut sender, place(service, edge));
@@ -188,7 +201,7 @@ fn full_datagrams_arrive_by_nat() {
     let agent = Agent::start(edge, &config);
     let mut sender = Sender::of_mtu(&net, CLIENT_MTU);
     assert_full_is_lost(&mut sender, vip);
-    agent.write_config(&(config + MEND));
+    agent.write_config(&(config + MEND + PATIENT));
     wait_until_mending(&agent);
     assert_all_arrive(&mut sender, vip);
     assert_cut(&agent, 1);

@@ -14,12 +14,15 @@ use std::{
 };
 
 use lab::Machine;
-use nix::sys::socket::{Shutdown, shutdown};
+use nix::sys::socket::{Shutdown, setsockopt, shutdown, sockopt::RcvBufForce};
 
 use super::{Protocol, Service};
 
 /// How long a UDP server may take to notice that it is to end.
 const POLL: Duration = Duration::from_millis(50);
+
+/// Bytes that may wait for a UDP server.
+const RECEIVE_BUFFER: usize = 8 << 20;
 
 /// The servers of one machine; they end on drop.
 #[derive(Debug)]
@@ -81,6 +84,8 @@ impl Echo {
     fn serve_udp(&mut self, node: &Machine, address: SocketAddr) {
         let socket = node.namespace().run(|| UdpSocket::bind(address)).unwrap();
         socket.set_read_timeout(Some(POLL)).unwrap();
+        // What comes while this thread does not run waits for it.
+        setsockopt(&socket, RcvBufForce, &RECEIVE_BUFFER).unwrap();
         let (name, stop) = (node.label().to_owned(), Arc::clone(&self.stop));
         self.threads.push(thread::spawn(move || {
             let mut buffer = vec![0; usize::from(u16::MAX)];

@@ -7,13 +7,12 @@ use xdp_prog::abi::{PAST_OWNER_SECONDS, PastOwner};
 /// Returns the past owners that a slot has from `second` on, in which it changes hands to `owner`, the newest first.
 ///
 /// `former` lists the slots whose flows the slot takes over, with their owners and past owners: itself or, in a table of
-/// another length, the same part of the former table. A past owner has its place by `is_pod`: only a pod's node returns
-/// packets.
+/// another length, the same part of the former table. A past owner has its place by `may_keep`: NAT mode has a memory of its own.
 pub fn past_owners<'l>(
     former: impl IntoIterator<Item = (u32, &'l [PastOwner])>,
     owner: u32,
     second: u32,
-    is_pod: impl Fn(u32) -> bool,
+    may_keep: impl Fn(u32) -> bool,
 ) -> Vec<PastOwner> {
     let mut known = Vec::new();
     for (former, past) in former {
@@ -25,7 +24,7 @@ pub fn past_owners<'l>(
     let mut list: Vec<PastOwner> = Vec::with_capacity(known.len());
     for past in known {
         let is_there = |id| id == owner || list.iter().any(|listed| listed.backend() == id);
-        if is_pod(past.backend()) && !is_there(past.backend()) {
+        if may_keep(past.backend()) && !is_there(past.backend()) {
             list.push(past);
         }
     }

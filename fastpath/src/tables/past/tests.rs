@@ -255,29 +255,38 @@ fn service_without_backends_keeps_its_length_and_lists() {
 }
 
 #[test]
-fn what_nodes_do_not_return_has_no_past() {
+fn what_nodes_do_not_return_has_a_past_and_nat_mode_has_none() {
     let loaded = load();
     let mut tables = open(&loaded);
-    let direct = |spec| ServiceSpec {
-        mode: ForwardMode::L2dsr,
-        ..spec
-    };
+    let by = |mode, spec| ServiceSpec { mode, ..spec };
     let nodes = |number| ServiceSpec {
         backends: vec![BackendSpec::node([10, 9, 0, number].into(), 1)],
         ..spec(&[], 0)
     };
-    for (key, first, second) in [
-        (key(), direct(spec(&[1], 0)), direct(spec(&[2], 0))),
-        (key(), nodes(1), nodes(2)),
+    let pods = |number: u8| spec(&[number], 0);
+    for (first, second) in [
+        (nodes(1), nodes(2)),
+        (
+            by(ForwardMode::L2dsr, nodes(1)),
+            by(ForwardMode::L2dsr, nodes(2)),
+        ),
+        (
+            by(ForwardMode::L2dsr, pods(1)),
+            by(ForwardMode::L2dsr, pods(2)),
+        ),
     ] {
-        tables.put_service(key, &first).unwrap();
-        tables.put_service(key, &second).unwrap();
-        assert!(tables.pasts.is_empty(), "{key}");
-        tables.remove_service(&key).unwrap();
+        tables.put_service(key(), &first).unwrap();
+        assert!(tables.pasts.is_empty());
+        tables.put_service(key(), &second).unwrap();
+        let lists = slots(&tables);
+        assert!(lists.iter().all(|(_, past)| past.len() == 1), "{second:?}");
+        tables.remove_service(&key()).unwrap();
+        assert!(tables.pasts.is_empty());
     }
     put(&mut tables, &[1], 0);
     put(&mut tables, &[2], 0);
-    tables.put_service(key(), &direct(spec(&[2], 0))).unwrap();
+    let by_nat = by(ForwardMode::Nat, spec(&[2], 0));
+    tables.put_service(key(), &by_nat).unwrap();
     assert!(tables.pasts.is_empty(), "it goes with the mode");
     tables.reclaim();
     assert_eq!(id_of(&tables, 1), None);

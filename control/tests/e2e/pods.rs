@@ -14,6 +14,8 @@ use crate::support::{
 const FLOWS: usize = 32;
 /// More than one segment of any size: pods send such in one piece.
 const LARGE: usize = 100_000;
+/// For an edge whose bytes are counted: replies to its echoes would be among them.
+const WITHOUT_ECHOES: &str = "node_health: off\n";
 
 fn pod_services(modes: &[Mode]) -> Vec<PodService<'static>> {
     let services = Service::all(modes).into_iter();
@@ -32,7 +34,7 @@ fn labels<'a>(machines: impl IntoIterator<Item = &'a Machine>) -> BTreeSet<Strin
 fn every_pod_answers(net: &Topology, mode: Mode) {
     let services = pod_services(&[mode]);
     let _echoes = serve_on_pods(net, &services);
-    let cluster = Cluster::start(net, &services);
+    let cluster = Cluster::start_with(net, &services, WITHOUT_ECHOES);
     let (edge, client) = (&net.edges()[0], &net.clients()[0]);
     let capture = Capture::start(client);
     for service in plain(&services) {
@@ -147,7 +149,7 @@ fn node_port_is_served_by_every_node_with_the_pods_of_all() {
         });
     let services: Vec<PodService<'_>> = services.collect();
     let _echoes = serve_on_pods(&net, &services);
-    let cluster = Cluster::start(&net, &services);
+    let cluster = Cluster::start_with(&net, &services, WITHOUT_ECHOES);
     let client = &net.clients()[0];
     let router_to_edge = || {
         let link = net.far_end(&net.edges()[0]).unwrap();

@@ -12,10 +12,10 @@ mod support;
 
 use std::{io, net::IpAddr, time::Duration};
 
-use lab::{Machine, Namespace, Topology, Veth, output, wait_for};
+use lab::{Machine, Namespace, Topology, Veth, output};
 use support::{
-    Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, TIMEOUT, Traffic,
-    cluster_config, edge_config, node_config, resolve_way, serve_on_pods,
+    Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, Traffic, cluster_config,
+    edge_config, node_config, resolve_way, serve_on_pods,
 };
 
 /// Questions on every flow between events.
@@ -270,11 +270,7 @@ fn strays_end(net: &Topology, with_devices: impl Fn(String) -> String) {
             let error = Flow::open_within(client, service, SHORT).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{service}");
             sent += 1;
-            wait_for("the packet is dropped", TIMEOUT, || {
-                let dropped = Cluster::packets(&agent, "drop", "sent_back");
-                (dropped == sent).then_some(()).ok_or(dropped)
-            })
-            .unwrap();
+            Cluster::wait_for_packets(&agent, "drop", "sent_back", sent);
         }
     }
     assert_eq!(Cluster::packets(&agent, "pass", "decapsulated"), 0);

@@ -267,11 +267,7 @@ fn drops_count_what_a_service_without_backends_refuses() {
     for _ in 0..DATAGRAMS {
         Flow::open_within(&net.clients()[0], udp, SHORT).unwrap_err();
     }
-    let answer = edge.json(&["drops"]);
-    let refused = rows(&answer)
-        .iter()
-        .find(|row| row["reason"] == "port_unreachable" && row["action"] == "reply");
-    assert_eq!(refused.unwrap()["packets"], DATAGRAMS);
+    Cluster::wait_for_packets(&edge, "reply", "port_unreachable", DATAGRAMS);
     let which = edge.json(&[
         "which",
         "--service",

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use lab::{Machine, Namespace, Offload, Topology, output, vip_v4};
+use lab::{Machine, Namespace, Offload, Topology, output, vip_v4, wait_for, wait_until};
 
 use crate::support::faults::{
     Fault, PARTIAL_CHECKSUMS, PEER_WITHOUT_XDP, SMALL_MTU, STRICT_REVERSE_PATHS, TWO_SEEDS,
@@ -30,8 +30,8 @@ fn service(protocol: Protocol) -> Service {
     }
 }
 
-/// The command that says it is found by this output of it on a machine.
-fn assert_said(fault: &Fault, by: &str, machine: &Machine) {
+/// Waits until the command that says it is found by this output of it on a machine.
+fn wait_until_said(fault: &Fault, by: &str, machine: &Machine) {
     let arguments = by.strip_prefix("guideway ").unwrap();
     let mut command = machine.namespace().command(env!("CARGO_BIN_EXE_guideway"));
     command.arg(arguments);
@@ -41,9 +41,12 @@ fn assert_said(fault: &Fault, by: &str, machine: &Machine) {
     } else {
         command.arg("--socket").arg(lab::Guideway::socket());
     }
-    // `check` exits with 1 where something fails.
-    let said = command.output().unwrap();
-    fault.assert_said(by, &String::from_utf8_lossy(&said.stdout));
+    wait_for(&format!("{}: {by} says it", fault.name), TIMEOUT, || {
+        // `check` exits with 1 where something fails.
+        let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        fault.is_said(by, &said).then_some(()).ok_or(said)
+    })
+    .unwrap();
 }
 
 fn nobody_answers(net: &Topology, service: &Service) {
@@ -62,8 +65,8 @@ fn peer_without_xdp() {
     let far_end = net.far_end(edge).unwrap();
     far_end.detach_xdp().unwrap();
     nobody_answers(&net, &udp);
-    assert_said(&PEER_WITHOUT_XDP, "guideway drops", edge);
-    assert_said(&PEER_WITHOUT_XDP, "guideway check", edge);
+    wait_until_said(&PEER_WITHOUT_XDP, "guideway drops", edge);
+    wait_until_said(&PEER_WITHOUT_XDP, "guideway check", edge);
 
     far_end.attach_pass().unwrap();
     Flow::open(&net.clients()[0], &udp).unwrap();
@@ -87,15 +90,19 @@ fn partial_checksums() {
         end.set_offload(Offload::Tx, true).unwrap();
     }
     nobody_answers(&net, &tcp);
-    assert_said(&PARTIAL_CHECKSUMS, "guideway check", edge);
+    wait_until_said(&PARTIAL_CHECKSUMS, "guideway check", edge);
     let pod = net.pods().next().unwrap();
     let words: Vec<&str> = BAD_CHECKSUMS.split(' ').collect();
-    let counted = output(pod.namespace().command(words[0]).args(&words[1..])).unwrap();
     let refused = |line: &str| {
         let mut words = line.split_whitespace();
         words.next() == Some("TcpInCsumErrors") && words.next() != Some("0")
     };
-    assert!(counted.lines().any(refused), "{counted}");
+    wait_for("the pod counts what it refuses", TIMEOUT, || {
+        let counted = output(pod.namespace().command(words[0]).args(&words[1..])).unwrap();
+        let is_counted = counted.lines().any(refused);
+        is_counted.then_some(()).ok_or(counted)
+    })
+    .unwrap();
 
     client
         .link()
@@ -124,11 +131,12 @@ fn mtu_too_small() {
         .namespace()
         .set_sysctl("net/ipv4/ip_no_pmtu_disc", "1")
         .unwrap();
-    let mut flow = Flow::open_within(client, &udp, SHORT).unwrap();
+    let open = || Flow::open_within(client, &udp, SHORT);
+    let mut flow = wait_for("small datagrams get through", TIMEOUT, open).unwrap();
     let large = "x".repeat(1460);
     flow.ask_with(&large).unwrap_err();
-    assert_said(&SMALL_MTU, "guideway check", edge);
-    assert_said(&SMALL_MTU, "guideway drops", edge);
+    wait_until_said(&SMALL_MTU, "guideway check", edge);
+    wait_until_said(&SMALL_MTU, "guideway drops", edge);
 
     let wider = [
         edge.link().unwrap(),
@@ -140,7 +148,7 @@ fn mtu_too_small() {
     for link in &wider {
         link.set_mtu(1540).unwrap();
     }
-    lab::wait_until("large datagrams get through", TIMEOUT, || {
+    wait_until("large datagrams get through", TIMEOUT, || {
         Flow::open_within(client, &udp, SHORT).is_ok_and(|mut flow| flow.ask_with(&large).is_ok())
     })
     .unwrap();
@@ -169,7 +177,7 @@ fn strict_reverse_path_filter() {
     };
     filter("all", "1");
     nobody_answers(&net, &tcp);
-    assert_said(&STRICT_REVERSE_PATHS, "guideway check", node);
+    wait_until_said(&STRICT_REVERSE_PATHS, "guideway check", node);
 
     filter("eth0", "2");
     Flow::open(&net.clients()[0], &tcp).unwrap();
@@ -188,7 +196,7 @@ fn two_seeds() {
         Agent::start(&net.edges()[1], &format!("hash_seed: 7\n{config}")),
     ];
     for edge in [&first, &second] {
-        assert_said(&TWO_SEEDS, "guideway status", edge.machine());
+        wait_until_said(&TWO_SEEDS, "guideway status", edge.machine());
     }
     let fingerprint = |edge: &Agent<'_>| {
         let seed = &edge.json(&["status"])["hash_seed"];

@@ -39,15 +39,10 @@ fn run(machine: &Machine, arguments: &[&str]) -> (String, bool) {
 /// Waits until the fault is found by a command on a machine.
 fn wait_until_said(fault: &Fault, by: &str, machine: &Machine) {
     let arguments = [by.strip_prefix("guideway ").unwrap()];
-    let words = fault.said.iter().find(|(command, _)| *command == by);
-    let is_said = |page: &str| {
-        let page = crate::support::faults::one_line(page);
-        words.unwrap().1.iter().all(|words| page.contains(words))
-    };
     let awaited = format!("{}: {by} says it", fault.name);
     wait_for(&awaited, PATIENCE, || {
         let page = run(machine, &arguments).0;
-        if is_said(&page) { Ok(()) } else { Err(page) }
+        fault.is_said(by, &page).then_some(()).ok_or(page)
     })
     .unwrap();
 }
@@ -142,7 +137,7 @@ fn edge_that_no_slice_lists() {
     let service = ways(1)[0];
     let flow = Flow::open_within(&net.clients()[0], &service, SHORT);
     assert!(flow.is_err(), "{flow:?}");
-    UNLISTED_EDGE.assert_said("guideway drops", &run(node, &["drops"]).0);
+    wait_until_said(&UNLISTED_EDGE, "guideway drops", node);
     UNLISTED_EDGE.assert_said("guideway check", &run(edge, &["check"]).0);
 
     world.show_presence();

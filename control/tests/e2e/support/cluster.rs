@@ -6,10 +6,10 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use lab::{Machine, Topology};
+use lab::{Machine, Topology, wait_for, wait_until};
 
 use super::{
-    Agent, Echo, Protocol, Service,
+    Agent, Echo, Protocol, Service, TIMEOUT,
     service::{list, machine_config},
 };
 
@@ -133,6 +133,25 @@ impl<'net> Cluster<'net> {
             .iter()
             .find(|other| other["reason"] == reason && other["action"] == action);
         found.unwrap()["packets"].as_u64().unwrap()
+    }
+
+    /// Waits until the agent of a machine has counted so many packets for a reason, and no more.
+    pub(crate) fn wait_for_packets(agent: &Agent<'_>, action: &str, reason: &str, packets: u64) {
+        let awaited = format!("{packets} packets: {action} {reason}");
+        wait_for(&awaited, TIMEOUT, || {
+            let counted = Self::packets(agent, action, reason);
+            (counted == packets).then_some(()).ok_or(counted)
+        })
+        .unwrap();
+    }
+
+    /// Waits until the agent of a machine has counted more packets for a reason than it had.
+    pub(crate) fn wait_for_more(agent: &Agent<'_>, action: &str, reason: &str, before: u64) {
+        let awaited = format!("more than {before} packets: {action} {reason}");
+        wait_until(&awaited, TIMEOUT, || {
+            Self::packets(agent, action, reason) > before
+        })
+        .unwrap();
     }
 }
 

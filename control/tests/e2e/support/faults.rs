@@ -13,18 +13,24 @@ impl Fault {
     /// Checks that a command's output has its words, however it is wrapped.
     pub(crate) fn assert_said(&self, by: &str, output: &str) {
         let output = one_line(output);
-        let (_, words) = self
-            .said
-            .iter()
-            .find(|(command, _)| *command == by)
-            .unwrap();
-        for words in *words {
+        for words in self.words(by) {
             assert!(
                 output.contains(words),
                 "{}: {by} does not say {words:?}:\n{output}",
                 self.name
             );
         }
+    }
+
+    /// Tells whether a command's output has its words.
+    pub(crate) fn is_said(&self, by: &str, output: &str) -> bool {
+        let output = one_line(output);
+        self.words(by).iter().all(|words| output.contains(words))
+    }
+
+    fn words(&self, by: &str) -> &'static [&'static str] {
+        let mut said = self.said.iter();
+        said.find(|(command, _)| *command == by).unwrap().1
     }
 }
 

@@ -2,10 +2,12 @@
 
 use std::fmt::Write as _;
 
-use lab::{Machine, Route, Signal, Topology};
+use lab::{Machine, Route, Signal, Topology, wait_for};
 use serde_json::Value;
 
-use crate::support::{Agent, Flow, Mode, PodService, Service, cluster_config, serve_on_pods};
+use crate::support::{
+    Agent, Flow, Mode, PodService, Service, TIMEOUT, cluster_config, serve_on_pods,
+};
 
 const PORT: u16 = 9754;
 const KEY: &str = "0123456789abcdef0123456789abcdef";
@@ -90,6 +92,30 @@ fn wait_until_begun(edge: &Agent<'_>, how: &str) {
     });
 }
 
+/// Waits until an edge without tables has begun with the past of the other one. It waits for that for some seconds: where
+/// the machine stops for as long, it starts once more.
+fn begin_from_peer(edge: &mut Agent<'_>) {
+    wait_for("the edge begins with the past of a peer", TIMEOUT, || {
+        let status = edge.wait_for_answer("the edge has begun", &["status"], |status| {
+            status["peers"]["begun"] != "waits"
+        });
+        let begun = &status["peers"]["begun"];
+        if begun == "from_peer" {
+            return Ok(());
+        }
+        start_over(edge);
+        Err(begun.to_string())
+    })
+    .unwrap();
+}
+
+/// Starts an edge again without what it knew, as after a reboot.
+fn start_over(edge: &mut Agent<'_>) {
+    edge.json(&["detach"]);
+    edge.wait_for_end();
+    edge.start_again();
+}
+
 fn wait_until_agreed(edges: &[Agent<'_>; 2]) {
     for edge in edges {
         edge.wait_for_answer("the edges agree", &["status"], |status| {
@@ -111,7 +137,7 @@ fn edges_that_saw_other_changes_agree_on_length_and_members_of_every_list() {
         Agent::start(one, &file(one, &config)),
         Agent::start(other, &file(other, &reversed(&config))),
     ];
-    wait_until_begun(&edges[1], "from_peer");
+    begin_from_peer(&mut edges[1]);
     wait_until_agreed(&edges);
 
     // One edge sees two changes, and the other one of them.
@@ -166,10 +192,8 @@ fn edges_that_saw_other_changes_agree_on_length_and_members_of_every_list() {
 
     // An edge that was rebooted has the past from the other one.
     let [mut one_again, still] = edges;
-    one_again.json(&["detach"]);
-    one_again.wait_for_end();
-    one_again.start_again();
-    wait_until_begun(&one_again, "from_peer");
+    start_over(&mut one_again);
+    begin_from_peer(&mut one_again);
     let page = one_again.page(&["status"]);
     assert!(page.contains("began with the past of a peer"), "{page}");
     assert_eq!(owners(&still), before);

@@ -26,8 +26,8 @@ const TARGET_PORT: u16 = 8080;
 /// What the kubelets are told, and what they tell.
 pub(crate) struct Orders {
     is_over: AtomicBool,
-    /// How long a Pod serves after it was told to end.
-    grace: Duration,
+    /// In how many looks at Pods one serves after it was told to end. A machine that stops does not make it shorter.
+    grace: u128,
     /// Machines of the Pods that were ready once and were not told to end, by name of the Pod.
     running: Mutex<BTreeMap<String, String>>,
     /// How many Pods were told to end, and have not.
@@ -45,17 +45,19 @@ struct Running<'net> {
     server: Option<Echo>,
     started: Instant,
     is_ready: bool,
-    ends: Option<Instant>,
+    /// Looks that are left, once it was told to end.
+    left: Option<u128>,
 }
 
 /// A node, and one of its machines for pods.
 type Place<'net> = (&'net Machine, &'net Machine);
 
 impl Orders {
+    /// Pods serve for so long after they were told to end.
     pub(crate) fn new(grace: Duration) -> Self {
         Self {
             is_over: AtomicBool::default(),
-            grace,
+            grace: grace.as_nanos().div_ceil(PAUSE.as_nanos()),
             running: Mutex::default(),
             ending: AtomicUsize::default(),
             crashed: Mutex::default(),
@@ -90,7 +92,7 @@ impl<'net> Running<'net> {
             server: Some(serve(place.1)),
             started: Instant::now(),
             is_ready: false,
-            ends: None,
+            left: None,
         }
     }
 }
@@ -121,13 +123,13 @@ pub(crate) fn run_pods(control: &ControlPlane, nodes: &[&Machine], orders: &Orde
                 let is_ending = pod.metadata.deletion_timestamp.is_some();
                 match running.get_mut(name) {
                     Some(pod) if is_ending => {
-                        let told = || Instant::now() + orders.grace;
-                        let ends = *pod.ends.get_or_insert_with(told);
-                        if Instant::now() >= ends {
+                        let left = pod.left.get_or_insert(orders.grace);
+                        if *left == 0 {
                             pod.server = None;
                             let now = DeleteParams::default().grace_period(0);
                             pods.delete(name, &now).await.unwrap();
                         }
+                        *left = left.saturating_sub(1);
                     }
                     Some(pod) => {
                         if !pod.is_ready && pod.started.elapsed() >= PROBE_PERIOD {
@@ -150,10 +152,10 @@ pub(crate) fn run_pods(control: &ControlPlane, nodes: &[&Machine], orders: &Orde
                     }
                 }
             }
-            let ending = running.values().filter(|pod| pod.ends.is_some());
+            let ending = running.values().filter(|pod| pod.left.is_some());
             orders.ending.store(ending.count(), Ordering::Relaxed);
             let alive = running.iter();
-            let alive = alive.filter(|(_, pod)| pod.is_ready && pod.ends.is_none());
+            let alive = alive.filter(|(_, pod)| pod.is_ready && pod.left.is_none());
             let alive = alive.map(|(name, pod)| (name.clone(), pod.place.1.label().to_owned()));
             *orders.running.lock().unwrap() = alive.collect();
             tokio::time::sleep(PAUSE).await;

@@ -24,8 +24,8 @@ use crate::world::{Agent, PATIENCE, World};
 const NODE_PORT: u16 = 30_080;
 /// What a Pod that ends is given to serve on, as a `preStop` hook would.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long a new flow may take; a TCP connection's first packet is sent again after 1 s.
-const FLOW_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a new flow may take on a busy machine; a TCP connection's first packet is sent again after 1 s.
+const FLOW_PATIENCE: Duration = Duration::from_secs(30);
 /// From one new flow to the next.
 const PAUSE: Duration = Duration::from_millis(100);
 /// kube-proxy's `minSyncPeriod`: so late may it follow a change.

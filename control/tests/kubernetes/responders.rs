@@ -146,6 +146,17 @@ impl Asker {
         mac.map(|mac| mac.try_into().unwrap())
     }
 
+    /// Returns the machines that answer, and asks again while nobody does: a machine that stops for long is silent.
+    fn ask_until_answered(&self) -> BTreeSet<Mac> {
+        let answers = || {
+            Some(self.ask())
+                .filter(|all| !all.is_empty())
+                .ok_or("nobody")
+        };
+        let awaited = format!("somebody answers for {}", self.address);
+        wait_for(&awaited, PATIENCE, answers).unwrap()
+    }
+
     /// Waits until this machine alone answers.
     fn wait_for(&self, machine: &Machine) {
         let alone = BTreeSet::from([machine.mac()]);
@@ -188,7 +199,7 @@ fn expect_successor(askers: &[Asker], since: &Stopwatch, machine: &Machine, mean
     let alone = BTreeSet::from([machine.mac()]);
     for asker in askers.iter().cycle().take(QUESTIONS) {
         assert_eq!(
-            asker.ask(),
+            asker.ask_until_answered(),
             alone,
             "one machine answers for {}",
             asker.address
@@ -280,7 +291,7 @@ fn one_machine_answers_for_an_address_whatever_becomes_of_its_agent() {
     holder.signal(Signal::SIGCONT);
     let alone = BTreeSet::from([other.mac()]);
     for asker in askers.iter().cycle().take(QUESTIONS) {
-        let answers = asker.ask();
+        let answers = asker.ask_until_answered();
         // It takes the address back no sooner, and a busy machine may ask for longer.
         if resumed.elapsed() >= API_RECOVERY {
             break;

@@ -173,8 +173,11 @@ fn withdrawn_address_is_not_answered_for() {
     edge.announce([vip]);
     assert_eq!(edge.tables.announced(), BTreeSet::from([vip]));
     let client = Client::of(&lab, vip);
-    client.look_up();
-    assert_eq!(client.mac_of_vip(), Some(edge.machine.mac()));
+    wait_until("the client is answered", TIMEOUT, || {
+        client.look_up();
+        client.mac_of_vip() == Some(edge.machine.mac())
+    })
+    .unwrap();
 
     edge.announce([]);
     assert_eq!(edge.tables.announced(), BTreeSet::new());

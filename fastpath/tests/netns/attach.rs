@@ -744,6 +744,7 @@ impl Edge {
 /// Datagrams from `up1` to `up0`, all of which are counted on arrival.
 struct Traffic {
     stop: Arc<AtomicBool>,
+    stop_receiver: Arc<AtomicBool>,
     arrived: Arc<AtomicU64>,
     sender: thread::JoinHandle<u64>,
     receiver: thread::JoinHandle<()>,
@@ -759,7 +760,7 @@ impl Traffic {
     const QUIET: Duration = Duration::from_millis(500);
 
     fn start(client: &Namespace) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
+        let (stop, stop_receiver) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
         let arrived = Arc::new(AtomicU64::new(0));
         let inbox = UdpSocket::bind("10.0.0.1:7000").unwrap();
         inbox.set_read_timeout(Some(Self::QUIET)).unwrap();
@@ -774,12 +775,13 @@ impl Traffic {
             move || send_until(&stop, &outbox, &arrived)
         });
         let receiver = thread::spawn({
-            let stop = Arc::clone(&stop);
+            let stop = Arc::clone(&stop_receiver);
             let arrived = Arc::clone(&arrived);
             move || receive_until(&stop, &inbox, &arrived)
         });
         Self {
             stop,
+            stop_receiver,
             arrived,
             sender,
             receiver,
@@ -797,6 +799,10 @@ impl Traffic {
     fn stop(self) -> (u64, u64) {
         self.stop.store(true, Ordering::Relaxed);
         let sent = self.sender.join().unwrap();
+        // What is on the way on a busy machine may take longer than the silence. What is lost never comes.
+        let has_come = || self.arrived.load(Ordering::Relaxed) >= sent;
+        let _ = lab::wait_until("all have come", Duration::from_secs(60), has_come);
+        self.stop_receiver.store(true, Ordering::Relaxed);
         self.receiver.join().unwrap();
         (sent, self.arrived.load(Ordering::Relaxed))
     }

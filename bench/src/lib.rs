@@ -5,6 +5,7 @@
 //! read. [`judgement`] checks what comparisons find, and [`scale`] sets many Services beside one. All build their own
 //! networks with the crate `lab` and remove them.
 
+pub mod bare;
 pub mod bars;
 pub mod compare;
 pub mod consistency;

@@ -177,10 +177,11 @@ fn rows_of(arguments: &[&str]) -> Vec<Value> {
 fn expect_rate(files: &Files, name: &str, row: &Value) {
     let series = files.run.series.iter().find(|series| series.name == name);
     let rates = series.expect("it has a series").rates();
-    let [slowest, fastest] = [f64::min, f64::max].map(|of| rates.iter().copied().reduce(of));
+    let of_all = |of| rates.iter().copied().reduce(of).expect("it has trials");
+    let [slowest, fastest] = [f64::min, f64::max].map(of_all);
     let pps = row["pps"].as_f64().expect("it has a rate");
     // The result keeps millionths of a second.
-    let (slowest, fastest) = (slowest.unwrap() * 0.999, fastest.unwrap() * 1.001);
+    let (slowest, fastest) = (slowest * 0.999, fastest * 1.001);
     assert!((slowest..=fastest).contains(&pps), "{pps}: {rates:?}");
 }
 

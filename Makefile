@@ -166,6 +166,7 @@ bench:
 	@deploy/setup.sh test
 	cargo bench --workspace --locked
 	cargo run --release --locked --package bench --bin guideway-bench -- datapath
+	cargo run --release --locked --package bench --bin guideway-bench -- datapath --engine afxdp
 	cargo build --release --locked --package control --bin guideway
 	cargo run --release --locked --package bench --bin guideway-bench -- control
 	cargo run --release --locked --package bench --bin guideway-bench -- consistency

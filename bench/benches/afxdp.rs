@@ -5,14 +5,11 @@
 //! by its use of caches. The generator's frames are counted at the other end; those of the loop are dropped there uncounted,
 //! which takes less. Needs root.
 
-#[path = "../../fastpath/benches/port/bare.rs"]
-#[expect(dead_code, reason = "the bench of the port receives, too")]
-mod bare;
-
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use bench::{
+    bare::Bare,
     bars::{Limit, Outcome},
     host,
     load::{
@@ -23,8 +20,6 @@ use bench::{
     stats::{Estimate, bootstrap, median},
 };
 use lab::{Link, Namespace, Veth};
-
-use self::bare::Bare;
 
 const ROUNDS: usize = 40;
 const TRIAL: Duration = Duration::from_millis(200);
@@ -48,7 +43,7 @@ fn main() -> Result<()> {
     println!("{load}; {ROUNDS} rounds, million a second");
     let path = path(out, end)?;
     let rates = sender.run(|| {
-        let mut bare = Bare::open(&bare_out)?;
+        let mut bare = Bare::open(bare_out.name())?;
         Live::new(path, &load, 1)?.keep_attached(|generator| measure(generator, &mut bare))
     })?;
     report(&rates);

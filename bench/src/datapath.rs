@@ -49,6 +49,8 @@
 //! medians over rounds, ratios are formed within a round, and intervals come from a bootstrap over rounds. If
 //! the interval of a figure contains its bound, the result is neither "holds" nor "fails": the run is
 //! inconclusive.
+//!
+//! [`whole_edge`] measures the engine in user space that takes the place of these programs on old kernels.
 
 pub mod against;
 pub mod balancers;
@@ -62,6 +64,7 @@ mod rig;
 mod tables;
 #[cfg(test)]
 mod tests;
+pub mod whole_edge;
 
 use std::collections::BTreeMap;
 
@@ -90,6 +93,22 @@ pub struct Options {
     pub core: Option<usize>,
 }
 
+impl Options {
+    /// Checks that figures can come of it.
+    fn check(&self) -> Result<()> {
+        ensure!(
+            self.rounds >= 3,
+            "at least 3 rounds are needed to tell noise from cost"
+        );
+        ensure!(
+            self.seconds > 0.0 && self.seconds <= 10.0,
+            "a trial of {} seconds makes no sense: it takes more than 0 and at most 10",
+            self.seconds
+        );
+        Ok(())
+    }
+}
+
 /// The packets of a trial.
 #[derive(Clone, Copy, Debug)]
 struct Case {
@@ -113,15 +132,7 @@ struct Samples {
 ///
 /// When the machine is unfit, the kernel refuses something, or frames are lost.
 pub fn run(options: &Options, progress: &(dyn Fn(&str) + Sync)) -> Result<Report> {
-    ensure!(
-        options.rounds >= 3,
-        "at least 3 rounds are needed to tell noise from cost"
-    );
-    ensure!(
-        options.seconds > 0.0 && options.seconds <= 10.0,
-        "a trial of {} seconds makes no sense: it takes more than 0 and at most 10",
-        options.seconds
-    );
+    options.check()?;
     host::preflight()?;
     let namespace = lab::Namespace::new("bench").context("making a network namespace")?;
     let cables = rig::cable(&namespace)?;
@@ -186,6 +197,11 @@ fn measure(
 fn frames_per_trial(rig: &mut Rig, case: Case, seconds: f64) -> Result<u32> {
     const PROBE: u32 = 50_000;
     let rate = rig.rate(System::Floor, case, PROBE)?;
+    Ok(frames_in(rate, seconds, PROBE))
+}
+
+/// Returns the number of frames that pass at a rate per second in this time, `least` or more.
+fn frames_in(rate: f64, seconds: f64, least: u32) -> u32 {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -193,5 +209,5 @@ fn frames_per_trial(rig: &mut Rig, case: Case, seconds: f64) -> Result<u32> {
     )]
     let frames = (rate * seconds) as u32;
     // A full cycle of all flows would be best, but a wrong probe must not cause a wait of seconds.
-    Ok(frames.clamp(PROBE, 100_000_000))
+    frames.clamp(least, 100_000_000)
 }

@@ -10,6 +10,11 @@ use rustix::{
 };
 use serde::Serialize;
 
+use crate::{
+    exit::Exit,
+    preflight::{Obstacle, Unable},
+};
+
 /// Facts about the machine that a reader needs to judge the figures.
 #[derive(Clone, Debug, Serialize)]
 pub struct Facts {
@@ -127,7 +132,45 @@ fn check_settings(sysctls: &Path) -> Result<()> {
 ///
 /// When the core does not exist or is not allowed.
 pub fn occupy_core(wanted: Option<usize>) -> Result<usize> {
+    let core = one_of(&allowed_cores()?, wanted)?;
+    move_to_core(core)?;
+    Ok(core)
+}
+
+/// Binds the calling thread to this core, with priority over ordinary processes, whichever core it is bound to.
+///
+/// # Errors
+///
+/// When this process may not use the core, or not raise the priority.
+pub fn move_to_core(core: usize) -> Result<()> {
+    let mut only = CpuSet::new();
+    only.set(core);
+    sched_setaffinity(None, &only).with_context(|| format!("moving to CPU {core}"))?;
+    // On Linux a nice value belongs to a thread.
+    setpriority_process(None, HIGHEST_PRIORITY).context("raising the priority")?;
+    Ok(())
+}
+
+/// Returns a core as [`occupy_core`] does, and another one: the last of the others.
+///
+/// # Errors
+///
+/// When the core does not exist or is not allowed. [`Unable`] when there is no other one.
+pub fn two_cores(wanted: Option<usize>) -> Result<[usize; 2]> {
     let allowed = allowed_cores()?;
+    let core = one_of(&allowed, wanted)?;
+    let other = allowed.iter().rev().find(|other| **other != core);
+    let other = other.ok_or_else(|| {
+        Unable(vec![Obstacle {
+            text: format!("this process may use CPU {core} alone: it takes two, one to send from"),
+            exit: Exit::Unable,
+        }])
+    })?;
+    Ok([core, *other])
+}
+
+/// Returns the wanted core, or the last one that is allowed.
+fn one_of(allowed: &[usize], wanted: Option<usize>) -> Result<usize> {
     let core = match wanted {
         Some(core) => core,
         None => *allowed.last().context("no CPU is allowed")?,
@@ -135,11 +178,6 @@ pub fn occupy_core(wanted: Option<usize>) -> Result<usize> {
     if !allowed.contains(&core) {
         bail!("CPU {core} does not exist or this process may not use it");
     }
-    let mut only = CpuSet::new();
-    only.set(core);
-    sched_setaffinity(None, &only).with_context(|| format!("moving to CPU {core}"))?;
-    // On Linux a nice value belongs to a thread.
-    setpriority_process(None, HIGHEST_PRIORITY).context("raising the priority")?;
     Ok(core)
 }
 

@@ -1,10 +1,12 @@
 //! The bench: scenarios that measure Guideway, their statistics and reports.
 //!
-//! [`datapath`] measures the cost of the XDP program per packet, [`control`] the cost of following a large
-//! cluster. [`consistency`] simulates which connections outlive changes. [`run`] measures what a user's [`scenario`] asks for, into a [`result`] that [`report`] and [`mod@compare`]
+//! [`datapath`] measures the cost of the XDP program per packet and the rate of the whole edge in user space, which
+//! [`mod@bare`] is the yardstick of; [`control`] the cost of following a large cluster. [`consistency`] simulates which
+//! connections outlive changes. [`run`] measures what a user's [`scenario`] asks for, into a [`result`] that [`report`] and [`mod@compare`]
 //! read. [`judgement`] checks what comparisons find, and [`scale`] sets many Services beside one. All build their own
 //! networks with the crate `lab` and remove them.
 
+pub mod bare;
 pub mod bars;
 pub mod compare;
 pub mod consistency;

@@ -4,6 +4,7 @@ mod commands;
 
 use std::{
     env,
+    fmt::Display,
     io::{IsTerminal, Write, stderr},
     path::{Path, PathBuf},
     process::ExitCode,
@@ -14,11 +15,12 @@ use anyhow::{Result, ensure};
 use bench::{
     bars::Outcome,
     consistency, control,
-    datapath::{self, Family, Protocol, against},
+    datapath::{self, Family, Protocol, against, whole_edge},
     exit::Exit,
     result::Files,
 };
 use clap::{Parser, Subcommand};
+use serde_json::Value;
 
 /// Measures Guideway.
 #[derive(Debug, Parser)]
@@ -31,10 +33,12 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Scenario {
-    /// What the XDP program costs per packet, against the least that any program could.
+    /// What the XDP program costs per packet, against the least that any program could; or how many packets the whole edge
+    /// in user space takes, against a bare loop.
     ///
-    /// Needs root. Runs on one core for a few minutes, in a network namespace of its own.
-    #[command(after_help = Exit::help(&OF_BARS))]
+    /// Needs root. Runs for a few minutes in a network namespace of its own: the XDP program on one core, the whole edge on
+    /// two.
+    #[command(after_help = Exit::help(&OF_DATAPATH))]
     Datapath(Datapath),
     /// What following a large Kubernetes cluster costs: time, memory, CPU.
     ///
@@ -77,18 +81,54 @@ const OF_BARS: [Exit; 8] = [
     Exit::NoNativeXdp,
 ];
 
+/// How the datapath's measurements may end.
+const OF_DATAPATH: [Exit; 9] = [
+    Exit::Success,
+    Exit::Failed,
+    Exit::Usage,
+    Exit::Worse,
+    Exit::Inconclusive,
+    Exit::Settings,
+    Exit::NoRights,
+    Exit::NoNativeXdp,
+    Exit::Unable,
+];
+
+/// What decides about packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Engine {
+    /// The XDP programs.
+    Xdp,
+    /// Threads over AF_XDP sockets, the whole edge of `datapath: afxdp`: its rates, beside a loop that sends frames back.
+    Afxdp,
+}
+
+impl Engine {
+    /// Returns the seconds of a trial, unless the caller says otherwise.
+    const fn seconds(self) -> f64 {
+        match self {
+            Self::Xdp => 0.02,
+            Self::Afxdp => 0.2,
+        }
+    }
+}
+
 #[derive(Debug, clap::Args)]
 struct Datapath {
+    /// What decides about packets.
+    #[arg(long, value_enum, default_value_t = Engine::Xdp)]
+    engine: Engine,
     /// Print one JSON object per row and line, instead of the table.
     #[arg(long)]
     json: bool,
     /// Rounds to measure; one more is run first and thrown away.
     #[arg(long, default_value_t = 40)]
     rounds: usize,
-    /// Seconds per trial; a round has some 80 of them per family and protocol.
-    #[arg(long, default_value_t = 0.02)]
-    seconds: f64,
-    /// The core to run on [default: the last one].
+    /// Seconds per trial [default: 0.02, of which a round has some 80 per family and protocol; with `--engine afxdp` 0.2, of
+    /// which it has 3].
+    #[arg(long)]
+    seconds: Option<f64>,
+    /// The core to run on [default: the last one]. With `--engine afxdp` the generator has another one.
     #[arg(long, value_name = "CPU")]
     core: Option<usize>,
     /// Address family [default: both].
@@ -98,7 +138,7 @@ struct Datapath {
     #[arg(long)]
     protocol: Option<Protocol>,
     /// Compare with the `guideway-bench` of another revision: both are run in turn, on the same core, and each row's net
-    /// cost is set against the other's. The bar is then that no row is slower.
+    /// cost is set against the other's. The bar is then that no row is slower. For the XDP programs alone.
     #[arg(long, value_name = "PROGRAM", conflicts_with = "out")]
     against: Option<PathBuf>,
     /// Write rates and costs into this directory, too: as a result for `report` and `compare`.
@@ -225,7 +265,7 @@ impl Consistency {
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().scenario {
-        Scenario::Datapath(arguments) => run_datapath(&arguments).map(exit_code),
+        Scenario::Datapath(arguments) => run_datapath(&arguments),
         Scenario::Control(arguments) => run_control(&arguments).map(exit_code),
         Scenario::Consistency(arguments) => run_consistency(&arguments),
         Scenario::Preflight(arguments) => arguments.run(),
@@ -254,7 +294,12 @@ fn exit_code(outcome: Outcome) -> ExitCode {
     }
 }
 
-fn run_datapath(arguments: &Datapath) -> Result<Outcome> {
+fn run_datapath(arguments: &Datapath) -> Result<ExitCode> {
+    let engine = arguments.engine;
+    if engine != Engine::Xdp && arguments.against.is_some() {
+        eprintln!("guideway-bench: --against compares the XDP programs: use it with --engine xdp");
+        return Ok(Exit::Usage.into());
+    }
     let options = datapath::Options {
         families: arguments
             .family
@@ -263,7 +308,7 @@ fn run_datapath(arguments: &Datapath) -> Result<Outcome> {
             .protocol
             .map_or(Protocol::ALL.to_vec(), |one| vec![one]),
         rounds: arguments.rounds,
-        seconds: arguments.seconds,
+        seconds: arguments.seconds.unwrap_or(engine.seconds()),
         core: arguments.core,
     };
     if let Some(other) = &arguments.against {
@@ -276,23 +321,44 @@ fn run_datapath(arguments: &Datapath) -> Result<Outcome> {
         } else {
             print!("{comparison}");
         }
-        return Ok(comparison.outcome());
+        return Ok(exit_code(comparison.outcome()));
     }
     expect_free(arguments.out.as_deref())?;
     let started = SystemTime::now().duration_since(UNIX_EPOCH)?;
-    let report = datapath::run(&options, &show_progress)?;
-    show_progress("");
-    if let Some(out) = &arguments.out {
-        datapath::result::of(&report, &options, own_command(), started)?.write(out)?;
-    }
-    if arguments.json {
-        for row in &report.rows {
-            println!("{}", row.to_json(&report.host));
+    let outcome = match engine {
+        Engine::Xdp => {
+            let report = datapath::run(&options, &show_progress)?;
+            show_progress("");
+            if let Some(out) = &arguments.out {
+                datapath::result::of(&report, &options, own_command(), started)?.write(out)?;
+            }
+            let rows = report.rows.iter().map(|row| row.to_json(&report.host));
+            print_report(arguments.json, &report, rows);
+            report.outcome()
+        }
+        Engine::Afxdp => {
+            let report = whole_edge::run(&options, &show_progress)?;
+            show_progress("");
+            if let Some(out) = &arguments.out {
+                whole_edge::result::of(&report, &options, own_command(), started)?.write(out)?;
+            }
+            let rows = report.rows.iter().map(|row| row.to_json(&report.host));
+            print_report(arguments.json, &report, rows);
+            report.outcome()
+        }
+    };
+    Ok(exit_code(outcome))
+}
+
+/// Prints a report: its rows as JSON, one a line, or the table.
+fn print_report(is_json: bool, report: &impl Display, rows: impl Iterator<Item = Value>) {
+    if is_json {
+        for row in rows {
+            println!("{row}");
         }
     } else {
         print!("{report}");
     }
-    Ok(report.outcome())
 }
 
 fn run_control(arguments: &Control) -> Result<Outcome> {
@@ -324,13 +390,7 @@ fn run_control(arguments: &Control) -> Result<Outcome> {
     if let Some(out) = &arguments.out {
         control::result::of(&report, own_command(), started)?.write(out)?;
     }
-    if arguments.json {
-        for row in report.to_json() {
-            println!("{row}");
-        }
-    } else {
-        print!("{report}");
-    }
+    print_report(arguments.json, &report, report.to_json().into_iter());
     Ok(report.outcome())
 }
 
@@ -389,6 +449,19 @@ mod tests {
     use clap::error::ErrorKind;
 
     use super::*;
+
+    #[test]
+    fn unknown_engine_is_refused_with_those_that_there_are() {
+        let parse =
+            |engine| Cli::try_parse_from(["guideway-bench", "datapath", "--engine", engine]);
+        for engine in ["xdp", "afxdp"] {
+            parse(engine).unwrap();
+        }
+        let error = parse("dpdk").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidValue);
+        let text = error.to_string();
+        assert!(text.contains("[possible values: xdp, afxdp]"), "{text}");
+    }
 
     #[test]
     fn commands_of_the_page_are_known() {

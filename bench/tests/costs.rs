@@ -41,6 +41,20 @@ const OF_DATAPATH: [&str; 12] = [
 /// Fields of rows of `datapath` that have a rate, another program to be held against, or other numbers of flows.
 const OF_SOME: [&str; 4] = ["growth", "of_plain", "pps", "pps_vs_floor"];
 
+/// Fields of each JSON row of `datapath --engine afxdp`.
+const OF_WHOLE_EDGE: [&str; 10] = [
+    "family",
+    "flows",
+    "host",
+    "offered_pps",
+    "order",
+    "pps",
+    "protocol",
+    "rounds",
+    "spread",
+    "system",
+];
+
 /// A path for a directory, which is removed with the test.
 struct Scratch(PathBuf);
 
@@ -145,12 +159,9 @@ fn tables_follow_a_cluster_of_500_services_with_20_endpoints() {
     );
 }
 
-#[test]
-fn datapath_gives_its_rates_and_costs_as_rows_and_as_a_result() {
-    let out = Scratch::new("datapath");
-    let arguments = "datapath --family v4 --protocol udp --rounds 3 --seconds 0.001 --json --out";
-    let arguments: Vec<&str> = arguments.split(' ').chain([out.path()]).collect();
-    let run = bench(&arguments);
+/// Runs a measurement with bars. Returns the rows that it prints.
+fn rows_of(arguments: &[&str]) -> Vec<Value> {
+    let run = bench(arguments);
     // What its bars come to is another matter: such short trials may miss them.
     let told = [Exit::Success, Exit::Worse, Exit::Inconclusive].map(|exit| i32::from(exit.code()));
     let code = run.status.code();
@@ -159,7 +170,58 @@ fn datapath_gives_its_rates_and_costs_as_rows_and_as_a_result() {
     let rows = text
         .lines()
         .map(|line| serde_json::from_str(line).expect("a row is JSON"));
-    let rows: Vec<Value> = rows.collect();
+    rows.collect()
+}
+
+/// Checks that a row's rate is that of a series.
+fn expect_rate(files: &Files, name: &str, row: &Value) {
+    let series = files.run.series.iter().find(|series| series.name == name);
+    let rates = series.expect("it has a series").rates();
+    let of_all = |of| rates.iter().copied().reduce(of).expect("it has trials");
+    let [slowest, fastest] = [f64::min, f64::max].map(of_all);
+    let pps = row["pps"].as_f64().expect("it has a rate");
+    // The result keeps millionths of a second.
+    let (slowest, fastest) = (slowest * 0.999, fastest * 1.001);
+    assert!((slowest..=fastest).contains(&pps), "{pps}: {rates:?}");
+}
+
+#[test]
+fn whole_edge_gives_its_rates_as_rows_and_as_a_result() {
+    let out = Scratch::new("whole-edge");
+    let arguments = "datapath --engine afxdp --family v6 --protocol tcp --rounds 3 --seconds 0.001 --json --out";
+    let arguments: Vec<&str> = arguments.split(' ').chain([out.path()]).collect();
+    let rows = rows_of(&arguments);
+    let systems = rows.iter().map(|row| row["system"].as_str().unwrap());
+    assert!(systems.eq(["l2fwd", "ipip", "l2_dsr"]), "{rows:?}");
+    let files = Files::read(&out.0).expect("it was written so");
+    for row in &rows {
+        let system = row["system"].as_str().unwrap();
+        let mut expected = BTreeSet::from(OF_WHOLE_EDGE);
+        if system != "l2fwd" {
+            expected.insert("pps_vs_l2fwd");
+        }
+        assert_eq!(fields(row), expected);
+        assert_eq!((&row["family"], &row["rounds"]), (&"v6".into(), &3.into()));
+        let name = format!("{system}-ipv6-tcp-10000-random");
+        expect_rate(&files, &name, row);
+    }
+}
+
+#[test]
+fn two_revisions_are_compared_by_the_programs_alone() {
+    let refused = bench(&["datapath", "--engine", "afxdp", "--against", "other"]);
+    let text = String::from_utf8_lossy(&refused.stderr);
+    let usage = i32::from(Exit::Usage.code());
+    assert_eq!(refused.status.code(), Some(usage), "{text}");
+    assert!(text.contains("use it with --engine xdp"), "{text}");
+}
+
+#[test]
+fn datapath_gives_its_rates_and_costs_as_rows_and_as_a_result() {
+    let out = Scratch::new("datapath");
+    let arguments = "datapath --family v4 --protocol udp --rounds 3 --seconds 0.001 --json --out";
+    let arguments: Vec<&str> = arguments.split(' ').chain([out.path()]).collect();
+    let rows = rows_of(&arguments);
     let all: BTreeSet<&str> = OF_DATAPATH.into_iter().chain(OF_SOME).collect();
     let seen: BTreeSet<&str> = rows.iter().flat_map(fields).collect();
     assert_eq!(seen, all);
@@ -180,14 +242,7 @@ fn datapath_gives_its_rates_and_costs_as_rows_and_as_a_result() {
     for system in ["floor", "guideway"] {
         let own = |row: &&Value| row["system"] == system && row["flows"] == 1;
         let row = rows.iter().find(own).expect("it has a row");
-        let name = format!("{system}-ipv4-udp-1");
-        let series = files.run.series.iter().find(|series| series.name == name);
-        let rates = series.expect("it has a series").rates();
-        let [slowest, fastest] = [f64::min, f64::max].map(|of| rates.iter().copied().reduce(of));
-        let pps = row["pps"].as_f64().expect("it has a rate");
-        // The result keeps millionths of a second.
-        let (slowest, fastest) = (slowest.unwrap() * 0.999, fastest.unwrap() * 1.001);
-        assert!((slowest..=fastest).contains(&pps), "{pps}: {rates:?}");
+        expect_rate(&files, &format!("{system}-ipv4-udp-1"), row);
     }
     let costs = files.run.measurements.iter();
     assert!(costs.clone().all(|cost| cost.samples.len() == 3));

@@ -139,6 +139,23 @@ pub(super) fn frame(family: Family, protocol: Protocol, port: u16) -> Vec<u8> {
     frame
 }
 
+/// Returns the frame of a flow to a port of the VIP, as the generator makes it of the one of flow 0.
+///
+/// The IPv4 header's checksum stays that of flow 0: no program checks it.
+pub(super) fn frame_of(family: Family, protocol: Protocol, port: u16, flow: u32) -> Vec<u8> {
+    let (bits, client_port) = client(flow);
+    let mut frame = frame(family, protocol, port);
+    let source = match family {
+        Family::V4 => 26,
+        Family::V6 => 34,
+    };
+    let [_, low_bits @ ..] = bits.to_be_bytes();
+    frame[source + 1..source + 4].copy_from_slice(&low_bits);
+    let ports = Ethernet::LENGTH + family.header_length();
+    frame[ports..ports + 2].copy_from_slice(&client_port.to_be_bytes());
+    frame
+}
+
 /// Returns the template from which the generator makes each frame.
 pub(super) fn template(frame: &[u8]) -> Template {
     let mut bytes = [0; TEMPLATE_LENGTH];

@@ -182,7 +182,7 @@ impl Stream {
         Self { flows, order }
     }
 
-    const fn random(flows: u32) -> Self {
+    pub(super) const fn random(flows: u32) -> Self {
         let order = Order::Random;
         Self { flows, order }
     }
@@ -194,7 +194,7 @@ pub(super) type Trial = (Stream, System);
 /// Returns the rate trials of a round. Systems that are compared, under the same stream, are next to each other.
 pub(super) fn rate_trials(round: usize) -> Vec<Trial> {
     let trials = System::rows().filter(|(system, _)| system.has_rate());
-    in_turn(trials.map(|(system, stream)| (stream, system)), round)
+    turns(trials.map(|(system, stream)| (stream, system)), round)
 }
 
 /// Returns the cost trials of a round in the same order: those of each row and of the yardsticks that it needs.
@@ -209,12 +209,13 @@ pub(super) fn cost_trials(round: usize) -> Vec<Trial> {
         let systems = systems.into_iter().flatten();
         systems.map(move |system| (stream, system))
     };
-    in_turn(System::rows().flat_map(with_yardsticks), round)
+    turns(System::rows().flat_map(with_yardsticks), round)
 }
 
 /// Rotates the trials by one every second round, and reverses them in between.
-fn in_turn(trials: impl Iterator<Item = Trial>, round: usize) -> Vec<Trial> {
-    let mut trials: Vec<Trial> = trials.collect::<BTreeSet<_>>().into_iter().collect();
+pub(super) fn turns<T: Ord>(trials: impl IntoIterator<Item = T>, round: usize) -> Vec<T> {
+    let trials: BTreeSet<T> = trials.into_iter().collect();
+    let mut trials: Vec<T> = trials.into_iter().collect();
     let length = trials.len();
     trials.rotate_left(round / 2 % length);
     if round % 2 == 1 {

@@ -252,20 +252,25 @@ impl fmt::Display for Report {
         for row in &self.rows {
             write_row(f, row)?;
         }
-        writeln!(f, "\n{:<42} {:<33}{:<9}verdict", "bar", "worst", "bound")?;
-        for bar in self.bars() {
-            let worst = bar.worst.map_or_else(
-                || "-".to_owned(),
-                |(figure, traffic)| format!("{} {traffic}", interval(&figure)),
-            );
-            writeln!(
-                f,
-                "{:<42} {:<33}{:<9}{}",
-                bar.name, worst, bar.limit, bar.outcome
-            )?;
-        }
-        Ok(())
+        write_bars(f, &self.bars())
     }
+}
+
+/// Writes bars as a table.
+pub(super) fn write_bars(f: &mut fmt::Formatter<'_>, bars: &[Bar]) -> fmt::Result {
+    writeln!(f, "\n{:<42} {:<33}{:<9}verdict", "bar", "worst", "bound")?;
+    for bar in bars {
+        let worst = bar.worst.as_ref().map_or_else(
+            || "-".to_owned(),
+            |(figure, traffic)| format!("{} {traffic}", interval(figure)),
+        );
+        writeln!(
+            f,
+            "{:<42} {:<33}{:<9}{}",
+            bar.name, worst, bar.limit, bar.outcome
+        )?;
+    }
+    Ok(())
 }
 
 fn write_row(f: &mut fmt::Formatter<'_>, row: &Row) -> fmt::Result {

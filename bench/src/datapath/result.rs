@@ -34,7 +34,17 @@ pub fn of(report: &Report, options: &Options, command: String, started: Duration
                 series(*system, load, samples, rates)
             })
         });
-    let series: Vec<Series> = all.collect();
+    files(options, all.collect(), costs(report), command, started)
+}
+
+/// Makes a result of series and figures of a pair of devices.
+pub(super) fn files(
+    options: &Options,
+    series: Vec<Series>,
+    measurements: Vec<Measurement>,
+    command: String,
+    started: Duration,
+) -> Result<Files> {
     let mut loads: Vec<Load> = Vec::new();
     for one in &series {
         if !loads.contains(&one.load) {
@@ -55,7 +65,7 @@ pub fn of(report: &Report, options: &Options, command: String, started: Duration
         under_test: Vec::new(),
     };
     let mut run = run::ended_run(scenario, command, started);
-    run.measurements = costs(report);
+    run.measurements = measurements;
     let streams = series.iter().map(|one| (one.name.clone(), Streams::new()));
     let streams = streams.collect();
     run.series = series;
@@ -104,11 +114,7 @@ fn costs(report: &Report) -> Vec<Measurement> {
 }
 
 fn series(system: System, load: Load, samples: &Samples, rates: &[f64]) -> Series {
-    let order = match load.flow_order {
-        FlowOrder::Uniform => "-random",
-        FlowOrder::InTurn | FlowOrder::Zipf => "",
-    };
-    let (name, family, protocol) = (system.name(), load.family, load.protocol);
+    let name = system.name();
     let frames = u64::from(samples.frames);
     let tally = Tally {
         offered: frames,
@@ -116,25 +122,44 @@ fn series(system: System, load: Load, samples: &Samples, rates: &[f64]) -> Serie
         received: frames,
         ..Tally::default()
     };
-    let trial = |(round, rate): (u32, &f64)| {
-        let seconds = rounded(f64::from(samples.frames) / rate);
-        Trial::new(round, 0.0, seconds, tally)
+    let trials = rates
+        .iter()
+        .map(|rate| (f64::from(samples.frames) / rate, tally));
+    series_of(
+        name,
+        format!("the program {name} of `guideway-bench datapath`, at one end of a veth pair"),
+        load,
+        trials,
+    )
+}
+
+/// Makes the series of a system, of the duration of each round's trial in seconds and its counts.
+pub(super) fn series_of(
+    system: &str,
+    description: String,
+    load: Load,
+    trials: impl IntoIterator<Item = (f64, Tally)>,
+) -> Series {
+    let order = match load.flow_order {
+        FlowOrder::Uniform => "-random",
+        FlowOrder::InTurn | FlowOrder::Zipf => "",
     };
+    let (family, protocol) = (load.family, load.protocol);
+    let trial = |(round, (seconds, tally))| Trial::new(round, 0.0, rounded(seconds), tally);
     Series {
-        name: format!("{name}-{family}-{protocol}-{}{order}", load.flows),
-        system: name.to_owned(),
-        description: format!(
-            "the program {name} of `guideway-bench datapath`, at one end of a veth pair"
-        ),
+        name: format!("{system}-{family}-{protocol}-{}{order}", load.flows),
+        system: system.to_owned(),
+        description,
         backends: Vec::new(),
-        trials: (1..).zip(rates).map(trial).collect(),
+        trials: (1..).zip(trials).map(trial).collect(),
         figures: figures(&Streams::new(), None),
         reference_rate: None,
         load,
     }
 }
 
-fn load(family: Family, protocol: Protocol, stream: Stream) -> Load {
+/// Returns the load of a stream of the shortest frames.
+pub(super) fn load(family: Family, protocol: Protocol, stream: Stream) -> Load {
     let shortest = frames::frame(family, protocol, 0).len();
     let shortest = FrameSize {
         bytes: u32::try_from(shortest).unwrap_or(u32::MAX) + FCS,

@@ -56,10 +56,10 @@ const BATCH: u32 = 64;
 
 /// A veth pair with the sink at the near end and a program under test at the far one.
 #[derive(Clone, Debug)]
-struct Pair {
-    near: u32,
-    far: u32,
-    far_name: String,
+pub(super) struct Pair {
+    pub(super) near: u32,
+    pub(super) far: u32,
+    pub(super) far_name: String,
 }
 
 /// The devices, programs and tables.
@@ -100,12 +100,20 @@ impl RunStatistics {
 
 /// Creates the veth pairs. Must be called outside the namespace.
 pub(super) fn cable(namespace: &Namespace) -> Result<Cables> {
+    Ok(Cables(pairs(namespace, UNDER_TEST)?))
+}
+
+/// Creates a veth pair for each name. Must be called outside the namespace.
+pub(super) fn pairs<N: Ord>(
+    namespace: &Namespace,
+    names: impl IntoIterator<Item = N>,
+) -> Result<BTreeMap<N, Pair>> {
     // The kernel's own IPv6 packets would be counted with ours.
     for scope in ["all", "default"] {
         namespace.set_sysctl(&format!("net/ipv6/conf/{scope}/disable_ipv6"), "1")?;
     }
     let mut pairs = BTreeMap::new();
-    for (index, name) in UNDER_TEST.into_iter().enumerate() {
+    for (index, name) in names.into_iter().enumerate() {
         let (near, far) = (format!("near{index}"), format!("far{index}"));
         let (near, far) = Veth::between((namespace, &near), (namespace, &far)).create()?;
         let pair = Pair {
@@ -115,7 +123,7 @@ pub(super) fn cable(namespace: &Namespace) -> Result<Cables> {
         };
         pairs.insert(name, pair);
     }
-    Ok(Cables(pairs))
+    Ok(pairs)
 }
 
 /// The device indices of each program's pair.
@@ -362,25 +370,11 @@ impl Rig {
             let service = tables::service(system, family, protocol);
             let port = service.map_or(PORT, |service| service.port);
             let frame = frames::frame(family, protocol, port);
-            array(&mut self.bench, map::TEMPLATE)?.set(0, frames::template(&frame), 0)?;
-            let generator = match family {
-                Family::V4 => program::GENERATE_V4,
-                Family::V6 => program::GENERATE_V6,
-            };
-            (generator, frame)
+            (generate(&mut self.bench, family, &frame)?, frame)
         };
-        let generator = xdp(&self.bench, generator)?;
         let pair = &self.pairs[pair_of(system, family)];
-        let context = context_of(frame.len(), pair.near)?;
-        let options = TestRunOptions {
-            data_in: Some(&frame),
-            ctx_in: Some(&context),
-            repeat: frames,
-            attrs: TestRunAttrs::new().xdp_live_frames(BATCH),
-            ..TestRunOptions::default()
-        };
         let start = host::core_clock(self.core)?;
-        generator.test_run(options).context("sending live frames")?;
+        send_live(&self.bench, generator, &frame, pair.near, frames)?;
         let end = host::core_clock(self.core)?;
         self.check_received(system, family, frame.len(), frames)?;
         Ok(Trial {
@@ -436,7 +430,40 @@ fn register_service(object: &mut Ebpf) -> Result<()> {
     Ok(())
 }
 
-fn array<'a, T: Pod>(object: &'a mut Ebpf, name: &str) -> Result<Array<&'a mut MapData, T>> {
+/// Has a generator make frames that differ from this one by their flows. Returns its program.
+pub(super) fn generate(bench: &mut Ebpf, family: Family, frame: &[u8]) -> Result<&'static str> {
+    array(bench, map::TEMPLATE)?.set(0, frames::template(frame), 0)?;
+    Ok(match family {
+        Family::V4 => program::GENERATE_V4,
+        Family::V6 => program::GENERATE_V6,
+    })
+}
+
+/// Has a generator send so many live frames, of the length of this one, into a device.
+pub(super) fn send_live(
+    bench: &Ebpf,
+    generator: &str,
+    frame: &[u8],
+    device: u32,
+    frames: u32,
+) -> Result<()> {
+    let context = context_of(frame.len(), device)?;
+    let options = TestRunOptions {
+        data_in: Some(frame),
+        ctx_in: Some(&context),
+        repeat: frames,
+        attrs: TestRunAttrs::new().xdp_live_frames(BATCH),
+        ..TestRunOptions::default()
+    };
+    let generator = xdp(bench, generator)?;
+    generator.test_run(options).context("sending live frames")?;
+    Ok(())
+}
+
+pub(super) fn array<'a, T: Pod>(
+    object: &'a mut Ebpf,
+    name: &str,
+) -> Result<Array<&'a mut MapData, T>> {
     Ok(Array::try_from(map_mut(object, name)?)?)
 }
 
@@ -446,7 +473,7 @@ fn map_mut<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Map> {
         .with_context(|| format!("the object has no map {name}"))
 }
 
-fn attach(object: &mut Ebpf, name: &str, device: u32) -> Result<()> {
+pub(super) fn attach(object: &mut Ebpf, name: &str, device: u32) -> Result<()> {
     xdp_mut(object, name)?
         .attach_to_if_index(device, XdpMode::Driver)
         .with_context(|| format!("attaching {name}"))?;
@@ -458,7 +485,7 @@ fn xdp<'a>(object: &'a Ebpf, name: &str) -> Result<&'a Xdp> {
     Ok(program.try_into()?)
 }
 
-fn xdp_mut<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
+pub(super) fn xdp_mut<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
     let program = object.program_mut(name).with_context(|| missing(name))?;
     Ok(program.try_into()?)
 }

@@ -197,6 +197,27 @@ pub(super) fn fill(tables: &mut Tables, device: u32) -> Result<()> {
     Ok(())
 }
 
+/// Fills what an edge has that forwards by IPIP and L2 DSR alone. Frames leave by `device`, the one that they arrive on.
+pub(super) fn fill_edge(tables: &mut Tables, device: u32) -> Result<()> {
+    tables.set_settings(Settings::default())?;
+    let vips = Family::ALL.map(|family| addresses(family).vip);
+    let addresses = Addresses {
+        vips: vips.into(),
+        ..Addresses::default()
+    };
+    tables.set_addresses(addresses.into())?;
+    for family in Family::ALL {
+        fill_next_hops(tables, family, device)?;
+        for protocol in Protocol::ALL {
+            for system in [System::Guideway, System::L2Dsr] {
+                let key = service(system, family, protocol).context("the system has a service")?;
+                tables.put_service(key, &spec(system, family))?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Puts all machines on one link, as in a rack.
 fn fill_next_hops(tables: &mut Tables, family: Family, device: u32) -> Result<()> {
     let CaseAddresses { here, backend, .. } = addresses(family);

@@ -31,20 +31,11 @@ const MOST: [(System, f64); 5] = [
 
 /// Returns a flow's frame, as the generator writes it.
 fn frame(system: System, family: Family, protocol: Protocol, flow: u32) -> Vec<u8> {
-    let (bits, port) = client(flow);
     let Some(pattern) = paths::pattern(system, family, protocol) else {
         let service = tables::service(system, family, protocol).unwrap();
-        let mut frame = frames::frame(family, protocol, service.port);
-        let source = match family {
-            Family::V4 => 26,
-            Family::V6 => 34,
-        };
-        let [.., a, b, c] = bits.to_be_bytes();
-        frame[source + 1..source + 4].copy_from_slice(&[a, b, c]);
-        let ports = 14 + family.header_length();
-        frame[ports..ports + 2].copy_from_slice(&port.to_be_bytes());
-        return frame;
+        return frames::frame_of(family, protocol, service.port, flow);
     };
+    let (bits, port) = client(flow);
     let Pattern { mut bytes, .. } = pattern;
     let mut put = |at: u32, field: &[u8]| {
         let at = at as usize;

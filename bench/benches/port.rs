@@ -1,35 +1,22 @@
-//! What a port and a whole edge cost: frames sent, received and forwarded, against loops that do the same with `xsk-rs`
-//! and nothing else.
+//! What a port costs: frames sent, received and forwarded, against a loop that does the same with `xsk-rs` and nothing
+//! else. `guideway-bench datapath --engine afxdp` sets the whole edge beside that loop.
 //!
 //! Rounds of both alternate, each on a veth pair of its own. Needs root and two CPUs.
 
-mod bare;
-mod edge;
-#[path = "../../tests/support/sockets.rs"]
-mod sockets;
-
 use std::{
-    os::fd::{AsFd as _, AsRawFd},
+    os::fd::AsFd as _,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::Result;
-use fastpath::{
-    port::{
-        Buffer, Port,
-        xsk::{Options, Xsk},
-    },
-    tables::ForwardMode,
+use bench::bare::{BATCH, Bare, FRAME, Redirect};
+use fastpath::port::{
+    Buffer, Port,
+    xsk::{Options, Xsk},
 };
 use lab::{Link, Namespace, Veth};
-
-use self::{
-    bare::{BATCH, Bare, FRAME},
-    edge::{Edge, request},
-    sockets::Sockets,
-};
 
 const ROUNDS: usize = 15;
 const ROUND: Duration = Duration::from_millis(400);
@@ -65,8 +52,6 @@ impl Engine for Bare {
 struct ByPort {
     port: Port<Xsk>,
     batch: Vec<Buffer>,
-    /// The frame that it sends.
-    frame: [u8; 64],
 }
 
 impl Engine for ByPort {
@@ -74,10 +59,8 @@ impl Engine for ByPort {
         while self.batch.len() < BATCH
             && let Some(mut buffer) = self.port.allocate()
         {
-            assert!(self.port.resize(&mut buffer, self.frame.len()));
-            self.port
-                .bytes_mut(&mut buffer)
-                .copy_from_slice(&self.frame);
+            assert!(self.port.resize(&mut buffer, FRAME.len()));
+            self.port.bytes_mut(&mut buffer).copy_from_slice(&FRAME);
             self.batch.push(buffer);
         }
         let sent = self.port.send(&mut self.batch);
@@ -111,11 +94,7 @@ impl ByPort {
     fn open(link: &Link<'_>) -> Result<Self> {
         let port = Port::open(link.name(), 0, &Options::default())?;
         let batch = Vec::with_capacity(BATCH);
-        Ok(Self {
-            port,
-            batch,
-            frame: FRAME,
-        })
+        Ok(Self { port, batch })
     }
 }
 
@@ -128,9 +107,6 @@ fn main() -> Result<()> {
     };
     let (sender_to_bare, at_bare) = cable("near0", "far0")?;
     let (sender_to_port, at_port) = cable("near1", "far1")?;
-    let (sender_to_edge, at_edge) = cable("near2", "far2")?;
-    let mut to_edge = near.run(|| ByPort::open(&sender_to_edge))?;
-    to_edge.frame = request(&sender_to_edge, &at_edge)?;
     let (mut to_bare, mut to_port) = near.run(|| {
         anyhow::Ok((
             ByPort::open(&sender_to_bare)?,
@@ -138,9 +114,9 @@ fn main() -> Result<()> {
         ))
     })?;
     far.run(|| {
-        let (mut bare, mut port) = (Bare::open(&at_bare)?, ByPort::open(&at_port)?);
-        let _bare_sockets = lead_to(&at_bare, bare.socket())?;
-        let _port_sockets = lead_to(&at_port, port.port.as_fd())?;
+        let (mut bare, mut port) = (Bare::open(at_bare.name())?, ByPort::open(&at_port)?);
+        let _redirect_to_bare = Redirect::attach(&at_bare, bare.socket())?;
+        let _redirect_to_port = Redirect::attach(&at_port, port.port.as_fd())?;
         println!(
             "frames of {} bytes, veth, copied; million a second",
             FRAME.len()
@@ -153,36 +129,8 @@ fn main() -> Result<()> {
         compare("forward", || {
             let bare = forward(&mut bare, &mut to_bare)?;
             Ok((bare, forward(&mut port, &mut to_port)?))
-        })?;
-        for (name, mode) in [("L2 DSR", ForwardMode::L2dsr), ("IPIP", ForwardMode::Ipip)] {
-            let edge = Edge::open(&at_edge, &sender_to_edge, mode)?;
-            compare(&format!("whole edge, {name}"), || {
-                let bare = forward(&mut bare, &mut to_bare)?;
-                Ok((bare, serve(&edge, &mut to_edge)?))
-            })?;
-        }
-        Ok(())
+        })
     })
-}
-
-/// Returns the frames that an edge has sent on, in millions a second, while more arrive than that.
-#[expect(clippy::cast_precision_loss, reason = "less than a million million")]
-fn serve(edge: &Edge, sender: &mut impl Engine) -> Result<f64> {
-    let (begin, before) = (Instant::now(), edge.sent());
-    while begin.elapsed() < ROUND {
-        for _ in 0..16 {
-            sender.send()?;
-        }
-    }
-    let rate = (edge.sent() - before) as f64 / begin.elapsed().as_secs_f64() / 1e6;
-    edge.settle()?;
-    Ok(rate)
-}
-
-fn lead_to(link: &Link<'_>, socket: impl AsRawFd) -> Result<Sockets> {
-    let sockets = Sockets::of(socket)?;
-    link.attach_xdp(&sockets.redirect(0))?;
-    Ok(sockets)
 }
 
 /// Prints the medians of both, and of the ratios of rounds that followed each other.

@@ -1,8 +1,12 @@
-//! The yardstick: `xsk-rs` in a loop that knows what it is for.
+//! The yardstick of ports and of the whole edge: `xsk-rs` in a loop that knows what it is for.
+
+#[path = "../../fastpath/tests/support/sockets.rs"]
+mod sockets;
 
 use std::{
+    fmt,
     num::NonZeroU32,
-    os::fd::{AsRawFd as _, BorrowedFd},
+    os::fd::{AsRawFd, BorrowedFd},
 };
 
 use anyhow::{Context, Result, bail};
@@ -16,12 +20,40 @@ use xsk_rs::{
     config::{BindFlags, FrameSize, LibxdpFlags, SocketConfig, UmemConfig},
 };
 
-/// Frames that are passed to the kernel at once.
-pub(crate) const BATCH: usize = 64;
-/// The frame that is sent.
-pub(crate) const FRAME: [u8; 64] = [0x02; 64];
+use self::sockets::Sockets;
 
-pub(crate) struct Bare {
+/// Frames that are passed to the kernel at once.
+pub const BATCH: usize = 64;
+/// The frame that is sent.
+pub const FRAME: [u8; 64] = [0x02; 64];
+
+/// Leads the frames of an interface's queue 0 to a socket, while it exists.
+pub struct Redirect {
+    _sockets: Sockets,
+}
+
+impl fmt::Debug for Redirect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Redirect").finish_non_exhaustive()
+    }
+}
+
+impl Redirect {
+    /// Attaches a program that redirects all frames to the socket.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses it, or the interface has a program.
+    pub fn attach(link: &Link<'_>, socket: impl AsRawFd) -> Result<Self> {
+        let sockets = Sockets::of(socket)?;
+        link.attach_xdp(&sockets.redirect(0))?;
+        Ok(Self { _sockets: sockets })
+    }
+}
+
+/// A socket of an interface's queue 0, its memory, and what is done with both.
+#[derive(Debug)]
+pub struct Bare {
     umem: Umem,
     tx: TxQueue,
     rx: RxQueue,
@@ -32,7 +64,12 @@ pub(crate) struct Bare {
 }
 
 impl Bare {
-    pub(crate) fn open(link: &Link<'_>) -> Result<Self> {
+    /// Opens the socket, in copy mode.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses the memory or the socket.
+    pub fn open(interface: &str) -> Result<Self> {
         let memory = UmemConfig::builder()
             .frame_size(FrameSize::new(2048)?)
             .build()?;
@@ -43,7 +80,7 @@ impl Bare {
             .bind_flags(BindFlags::XDP_COPY | BindFlags::XDP_USE_NEED_WAKEUP)
             .build();
         // SAFETY: the memory is this socket's alone.
-        let (tx, rx, rings) = unsafe { Socket::new(config, &umem, &link.name().parse()?, 0) }?;
+        let (tx, rx, rings) = unsafe { Socket::new(config, &umem, &interface.parse()?, 0) }?;
         let (mut fill, completion) = rings.context("no fill ring")?;
         let to_fill = free.split_off(2048);
         // SAFETY: these frames are used nowhere else.
@@ -59,7 +96,8 @@ impl Bare {
         })
     }
 
-    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+    /// Returns the socket.
+    pub fn socket(&self) -> BorrowedFd<'_> {
         // SAFETY: the queue keeps the socket open.
         unsafe { BorrowedFd::borrow_raw(self.tx.fd().as_raw_fd()) }
     }
@@ -76,7 +114,11 @@ impl Bare {
     }
 
     /// Sends a batch of new frames, as far as there is room. Returns their number.
-    pub(crate) fn send(&mut self) -> Result<usize> {
+    ///
+    /// # Errors
+    ///
+    /// When the device sends no frames for another reason than that it is busy.
+    pub fn send(&mut self) -> Result<usize> {
         let room = self.tx.nb_free(64).min(64) as usize;
         let first = self.free.len() - room.min(self.free.len());
         for frame in &mut self.free[first..] {
@@ -96,15 +138,19 @@ impl Bare {
     }
 
     /// Takes a batch of what has arrived, and gives the memory back. Returns the number of frames.
-    pub(crate) fn receive(&mut self) -> usize {
+    pub fn receive(&mut self) -> usize {
         // SAFETY: the frames are this memory's.
         let received = unsafe { self.rx.consume(&mut self.batch) };
         // SAFETY: what was received is used nowhere else.
         unsafe { self.fill.produce(&self.batch[..received]) }
     }
 
-    /// Sends back a batch of what has arrived. Returns the number of frames.
-    pub(crate) fn forward(&mut self) -> Result<usize> {
+    /// Sends back a batch of what has arrived, with its MACs swapped. Returns the number of frames.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::send`].
+    pub fn forward(&mut self) -> Result<usize> {
         // SAFETY: the frames are this memory's.
         let received = unsafe { self.rx.consume(&mut self.batch) };
         for frame in &mut self.batch[..received] {

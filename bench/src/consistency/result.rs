@@ -91,7 +91,7 @@ mod tests {
         let verdict = page::Verdict::of(&files);
         assert_eq!(
             verdict.sentence,
-            "39 figures were measured. Of 4 with a bar, 4 keep it, 0 do not, and 0 cannot be told."
+            "44 figures were measured. Of 4 with a bar, 4 keep it, 0 do not, and 0 cannot be told."
         );
         page::verify(&page::render(std::slice::from_ref(&files))).unwrap();
     }

@@ -169,9 +169,12 @@ impl Tables {
             let owner = self.lut.get(index).unwrap_or_default().owner();
             (owner, self.list_of(index).map_or(&[][..], |list| &list[..]))
         });
+        let key = |id| Some(backend_key(self.backends.get(id)?));
+        let present = key(owner).filter(|_| owner != 0);
         let may_keep = |id: u32| {
             let backend = self.backends.get(id).filter(|_| id != 0);
-            backend.is_some_and(|backend| backend.flags & BACKEND_NAT == 0)
+            // The same pod may be another service's backend, too: it knows its flows in either case.
+            backend.is_some_and(|backend| backend.flags & BACKEND_NAT == 0) && key(id) != present
         };
         let all = past_owners(former, owner, change.second, may_keep);
         let count = all.len();

@@ -3,7 +3,7 @@
 use fastpath::{
     load::{Loaded, Loader},
     nexthop::Resolution,
-    tables::{ForwardMode, ServiceSpec, TableError, Tables},
+    tables::{ServiceSpec, TableError, Tables},
 };
 use xdp_prog::abi::{egress_port, map};
 
@@ -136,18 +136,15 @@ fn egress_looks_at_the_ports_of_pods_here_and_at_node_ports() {
     tables.set_next_hop(address("10.0.0.1"), local).unwrap();
     assert_eq!(egress_ports(&loaded), [8080]);
 
-    // Several pods and services have it; the last one that goes takes it along, after a grace period. No past owner keeps
-    // its entry in this mode.
-    let directly = |backends: &[(&str, &str)]| ServiceSpec {
-        mode: ForwardMode::L2dsr,
-        ..pods(backends)
-    };
-    tables.put_service(second, &directly(&[also_here])).unwrap();
+    // Several pods and services have it; the last one that goes takes it along, after a grace period.
+    tables.put_service(second, &pods(&[also_here])).unwrap();
     tables.put_service(first, &pods(&[there])).unwrap();
     tables.reclaim();
     assert_eq!(egress_ports(&loaded), [8080]);
     let other = ("10.0.0.1", "10.244.0.6:65535");
-    tables.put_service(second, &directly(&[other])).unwrap();
+    // What a service was before has no past owners that keep their entries.
+    tables.remove_service(&second).unwrap();
+    tables.put_service(second, &pods(&[other])).unwrap();
     assert_eq!(egress_ports(&loaded), [8080, 65_535]);
     tables.reclaim();
     assert_eq!(egress_ports(&loaded), [65_535]);

@@ -85,7 +85,10 @@ fn put(tables: &mut Tables, pods: &[u8], log2: u8) {
 
 fn number(tables: &Tables, id: u32) -> u8 {
     match tables.backends.get(id) {
-        Some(backend) if id != 0 => backend_key(backend).pod.unwrap().ip().to_string(),
+        Some(backend) if id != 0 => {
+            let key = backend_key(backend);
+            key.pod.map_or(key.address, |pod| pod.ip()).to_string()
+        }
         _ => "0.0.0.0".to_owned(),
     }
     .rsplit('.')

@@ -10,7 +10,7 @@
 //! waits for the refusal. What begins an association of SCTP goes the same way: were it sent to the current owner straight, what follows it
 //! would meet the client's last association at a past owner.
 //!
-//! The rules for owners that return nothing are those of [`keep`].
+//! The rules for owners that return nothing are in `keep.rs`.
 
 use crate::{
     abi::Tuple,

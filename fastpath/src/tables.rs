@@ -47,7 +47,7 @@ pub use self::{
     flows::KnownFlow,
     in_use::in_use_beyond,
     inherit::{FormerTables, FormerTablesError, InheritedFlows},
-    past::{former_slots, live_past_owners, newest_owners, past_owners},
+    past::{ended, former_slots, live_past_owners, newest_owners, past_owners},
     probes::{MAX_PROBES, ProbeSpec, probe_mark},
     reader::TableReader,
     retired::Freed,

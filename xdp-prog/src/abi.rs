@@ -66,7 +66,10 @@ pub use self::nat::{
     NatCount, NatForward, NatLink, NatMark, NatReverse,
 };
 pub use self::notes::{FlowNote, Shortcut, Untrusted};
-pub use self::past::{MAX_PAST_OWNERS, PAST_OWNER_SECONDS, Past, PastOwner, PastPair, Pin};
+pub use self::past::{
+    MAX_PAST_OWNERS, OLDER_CONNECTION_SECONDS, OLDER_FLOW_SECONDS, PAST_OWNER_SECONDS, Past,
+    PastOwner, PastPair, Pin,
+};
 pub use self::path::PathReport;
 pub use self::pod::{Pod, PodKey, Tag};
 pub use self::probe::{PROBE_ENCAP, PROBE_MARK, PROBE_MARK_MASK, Probe};

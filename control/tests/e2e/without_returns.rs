@@ -172,6 +172,19 @@ fn connections_of_a_node_that_drains_go_on() {
 }
 
 #[test]
+fn connections_that_are_silent_while_a_node_leaves_and_comes_back_go_on() {
+    let net = Topology::builder().nodes(3).build().unwrap();
+    let mut nodes = Nodes::start(&net, Protocol::Tcp, all);
+    let mut idle = nodes.open();
+    nodes.change(without_the_first);
+    let mut between = nodes.open();
+    nodes.change(all);
+    all_stay(&mut idle, "which was silent meanwhile");
+    all_stay(&mut between, "which came in between");
+    assert!(nodes_of(&idle).contains(net.nodes()[0].label()));
+}
+
+#[test]
 fn datagrams_in_use_stay_where_they_are_when_a_node_is_added() {
     let net = Topology::builder().nodes(3).build().unwrap();
     let mut nodes = Nodes::start(&net, Protocol::Udp, without_the_first);

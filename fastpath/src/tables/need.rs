@@ -7,10 +7,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use xdp_prog::abi::PAST_OWNER_SECONDS;
 
-use super::{
-    ServiceKey, ServiceSpec, Tables, TrafficPolicy,
-    past::{keeps_past, second_now},
-};
+use super::{ForwardMode, ServiceKey, ServiceSpec, Tables, TrafficPolicy, past::second_now};
 
 /// Needs of another edge that end within so many seconds are not taken. Here they end at about that time too, and a table
 /// would become longer for nothing.
@@ -63,7 +60,7 @@ impl Need {
 /// Tells whether the length of a service's table follows its sets of the last day.
 fn is_by_need(spec: &ServiceSpec) -> bool {
     let is_whole = spec.traffic_policy == TrafficPolicy::Cluster;
-    keeps_past(spec) && is_whole && spec.log2_slots.is_none()
+    spec.mode == ForwardMode::Ipip && is_whole && spec.log2_slots.is_none()
 }
 
 impl Tables {

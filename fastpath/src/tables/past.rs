@@ -16,13 +16,16 @@ use std::{
     sync::Arc,
 };
 
-use xdp_prog::abi::{BACKEND_NAT, MAX_PAST_OWNERS, Past, PastOwner, Slot};
+use xdp_prog::abi::{
+    BACKEND_NAT, MAX_PAST_OWNERS, OLDER_CONNECTION_SECONDS, OLDER_FLOW_SECONDS, Past, PastOwner,
+    Slot,
+};
 
-pub use self::list::{former_slots, live_past_owners, newest_owners, past_owners};
+pub use self::list::{ended, former_slots, live_past_owners, newest_owners, past_owners};
 pub(super) use self::store::Pasts;
 use self::store::{List, log2_of};
 use super::{
-    BackendKey, DroppedOwners, ForwardMode, Run, ServiceKey, ServiceSpec, Tables,
+    BackendKey, DroppedOwners, ForwardMode, Protocol, Run, ServiceKey, ServiceSpec, Tables,
     encode::{backend_key, owned_backend},
     lut::{Lut, NOBODY},
 };
@@ -41,6 +44,8 @@ pub(super) struct OwnerChange<'a> {
     pub(super) listed: &'a HashSet<u32>,
     /// The second in which it changes.
     pub(super) second: u32,
+    /// How long after a change all connections that begin have pins, in seconds.
+    pub(super) pinned_for: u16,
 }
 
 /// Returns the second of the monotonic clock.
@@ -56,6 +61,21 @@ pub(super) fn second_now() -> u32 {
 /// Tells whether the slots of a service have lists of past owners. In NAT mode, the edge remembers each flow.
 pub(super) fn keeps_past(spec: &ServiceSpec) -> bool {
     spec.mode != ForwardMode::Nat
+}
+
+/// Tells whether nodes return what they do not know: those of pods, of what comes in an outer header.
+pub(super) fn has_returns(spec: &ServiceSpec) -> bool {
+    let mut backends = spec.backends.iter();
+    spec.mode == ForwardMode::Ipip && backends.all(|backend| backend.pod.is_some())
+}
+
+/// Returns how long after a change all connections to a service that begin have pins, in seconds.
+pub(super) fn pinned_for(key: &ServiceKey, spec: &ServiceSpec) -> u16 {
+    match key.protocol {
+        _ if has_returns(spec) => 0,
+        Protocol::Tcp => OLDER_CONNECTION_SECONDS,
+        Protocol::Udp | Protocol::Sctp => OLDER_FLOW_SECONDS,
+    }
 }
 
 impl Tables {
@@ -167,7 +187,8 @@ impl Tables {
     ) -> Vec<PastOwner> {
         let former = former.map(|index| {
             let owner = self.lut.get(index).unwrap_or_default().owner();
-            (owner, self.list_of(index).map_or(&[][..], |list| &list[..]))
+            let list = self.list_of(index).map_or(&[][..], |list| &list[..]);
+            (ended(owner, list, change.second, change.pinned_for), list)
         });
         let key = |id| Some(backend_key(self.backends.get(id)?));
         let present = key(owner).filter(|_| owner != 0);
@@ -176,7 +197,7 @@ impl Tables {
             // The same pod may be another service's backend, too: it knows its flows in either case.
             backend.is_some_and(|backend| backend.flags & BACKEND_NAT == 0) && key(id) != present
         };
-        let all = past_owners(former, owner, change.second, may_keep);
+        let all = past_owners(former, owner, may_keep);
         let count = all.len();
         // Who has just left the service may have all of its connections.
         let is_listed = |past: &PastOwner| {

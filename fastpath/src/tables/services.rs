@@ -13,7 +13,7 @@ use super::{
     encode::{key_check, service_entry, service_rules},
     layout::{Layout, LocalTable, layout},
     lut::Lut,
-    past::{OwnerChange, keeps_past, second_now},
+    past::{OwnerChange, keeps_past, pinned_for, second_now},
     policy::{Pods, ranges_of},
     retired::RetiredService,
     runs::{Runs, id_of, new_runs},
@@ -222,6 +222,7 @@ impl Tables {
             former: old_runs.map(|old| old.table),
             listed: &listed,
             second: second_now(),
+            pinned_for: pinned_for(key, spec),
         };
         let slots = self.store_slots(&change, keeps_past(spec), &layout.table, ids);
         if let (Some(LocalTable::Own(local)), Some(run)) = (&layout.local, runs.local) {

@@ -18,7 +18,7 @@ use super::{
     BackendKey, OwnedBackend, Run, ServiceKey, ServiceSpec, Tables, TrafficPolicy,
     encode::backend_key,
     need::LAST_SECONDS,
-    past::{former_slots, keeps_past, second_now},
+    past::{former_slots, has_returns, second_now},
 };
 
 /// By how much another edge's moment of a past owner must be newer to replace the moment here, in seconds. To follow each
@@ -117,9 +117,10 @@ impl SlotOwners {
     }
 }
 
-/// Tells whether all edges have the same backends for a service: none uses its own pods alone, or those near it.
+/// Tells whether edges tell each other the owners of a service: all have the same backends, none uses its own pods alone, or
+/// those near it. Where nodes return nothing, a connection would be sent to another edge's owner and end there.
 pub(super) fn is_shared(key: &ServiceKey, spec: &ServiceSpec) -> bool {
-    keeps_past(spec)
+    has_returns(spec)
         && spec.traffic_policy == TrafficPolicy::Cluster
         && !spec.hinted
         && !spec.node_port

@@ -19,6 +19,13 @@ pub const MAX_PAST_OWNERS: u32 = Tag::MAX_TRIES - 1;
 /// How long an owner stays in a slot's list after it has ceased to own the slot, in seconds.
 pub const PAST_OWNER_SECONDS: u32 = 24 * 3600;
 
+/// How long after a change of its slot's owner a connection without a pin is taken for an older one, in seconds, where
+/// owners return nothing: longer than load balancers let connections idle.
+pub const OLDER_CONNECTION_SECONDS: u16 = 600;
+
+/// The same for a flow of datagrams, which does not show when it begins.
+pub const OLDER_FLOW_SECONDS: u16 = 30;
+
 /// Where the past owners of a slot are listed, in one word that is replaced at once; all zero for none.
 ///
 /// ```text

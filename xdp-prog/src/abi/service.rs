@@ -89,15 +89,6 @@ pub struct Service {
     pub reserved: [u8; 8],
 }
 
-impl Service {
-    /// Tells whether nodes return what they do not know: packets reach their pods in an outer header, which says where
-    /// they are returned to.
-    #[inline(always)]
-    pub const fn has_returns(&self) -> bool {
-        self.mode == MODE_IPIP && self.flags & SERVICE_PODS != 0
-    }
-}
-
 /// [`Service::flags`]: the backends are pods behind Guideway nodes. Without it, a decapsulated packet goes to the
 /// stack unchanged.
 pub const SERVICE_PODS: u32 = 1;

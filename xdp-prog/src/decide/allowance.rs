@@ -29,6 +29,12 @@ impl Allowance {
         burst: 10_000,
     };
 
+    /// The same allowance for pins of connections that nobody returns: half of it stays for those that are looked for.
+    const OF_PINS: Self = Self {
+        burst: Self::OF_RETURNS.burst / 2,
+        ..Self::OF_RETURNS
+    };
+
     /// Returns when the allowance is full again after one more, in ns; `None` if it is used up.
     #[inline(always)]
     pub(super) const fn take(self, full_at: u64, now: u64) -> Option<u64> {
@@ -43,7 +49,18 @@ impl Allowance {
 /// Takes one from this CPU's allowance of returns, if there is one left.
 #[inline(always)]
 pub(crate) fn take_return<T: World>(tables: &T) -> bool {
-    match Allowance::OF_RETURNS.take(tables.returns_full_at(), tables.now()) {
+    take(tables, Allowance::OF_RETURNS)
+}
+
+/// Takes one from this CPU's allowance of returns, if more than half of them are left.
+#[inline(always)]
+pub(crate) fn take_pin<T: World>(tables: &T) -> bool {
+    take(tables, Allowance::OF_PINS)
+}
+
+#[inline(always)]
+fn take<T: World>(tables: &T, allowance: Allowance) -> bool {
+    match allowance.take(tables.returns_full_at(), tables.now()) {
         Some(full_at) => {
             tables.set_returns_full_at(full_at);
             true

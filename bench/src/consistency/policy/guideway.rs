@@ -16,7 +16,7 @@ mod world;
 
 use fastpath::tables::live_past_owners;
 use xdp_prog::{
-    abi::PastOwner,
+    abi::{OLDER_CONNECTION_SECONDS, PastOwner},
     egress::{self, host::HostSkb},
     frame::HostFrame,
     process::{Action, process, resume},
@@ -139,13 +139,20 @@ impl Edges for Guideway {
 
     fn learn(&mut self, edge: usize, table: &Table, changed: Option<&[u32]>) {
         let (second, longest) = (self.second(), self.longest_list);
+        let pinned_for = if self.network.has_returns {
+            0
+        } else {
+            OLDER_CONNECTION_SECONDS
+        };
         let Network {
             edges, is_alive, ..
         } = &mut self.network;
         let edge = &mut edges[edge];
         match changed {
             None => edge.begin_anew(table),
-            Some(changed) => edge.change(table, changed, second, (longest, is_alive)),
+            Some(changed) => {
+                edge.change(table, changed, second, (longest, is_alive), pinned_for);
+            }
         }
     }
 

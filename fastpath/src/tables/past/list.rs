@@ -4,19 +4,33 @@ use std::{cmp::Reverse, ops::Range};
 
 use xdp_prog::abi::{PAST_OWNER_SECONDS, PastOwner};
 
-/// Returns the past owners that a slot has from `second` on, in which it changes hands to `owner`, the newest first.
+/// Returns the entry of an owner that ceases to own a slot in `second`, which has this list of past owners.
 ///
-/// `former` lists the slots whose flows the slot takes over, with their owners and past owners: itself or, in a table of
-/// another length, the same part of the former table. A past owner has its place by `may_keep`: NAT mode has a memory of its own.
+/// Where nodes return nothing, all connections that begin within `pinned_for` seconds after a change have pins. An owner of
+/// that time alone has no others. So it is listed behind the owner before it, as one that ended so long before that one.
+pub fn ended(owner: u32, list: &[PastOwner], second: u32, pinned_for: u16) -> PastOwner {
+    let pinned_for = u32::from(pinned_for);
+    let second = match list.first() {
+        Some(before) if second < before.second() + pinned_for => {
+            before.second().saturating_sub(pinned_for)
+        }
+        _ => second,
+    };
+    PastOwner::new(owner, second)
+}
+
+/// Returns the past owners that a slot has once it has changed hands to `owner`, the newest first.
+///
+/// `former` lists the slots whose flows the slot takes over, with the entries of their owners and their past owners: itself
+/// or, in a table of another length, the same part of the former table. A past owner has its place by `may_keep`: NAT mode has a memory of its own.
 pub fn past_owners<'l>(
-    former: impl IntoIterator<Item = (u32, &'l [PastOwner])>,
+    former: impl IntoIterator<Item = (PastOwner, &'l [PastOwner])>,
     owner: u32,
-    second: u32,
     may_keep: impl Fn(u32) -> bool,
 ) -> Vec<PastOwner> {
     let mut known = Vec::new();
     for (former, past) in former {
-        known.push(PastOwner::new(former, second));
+        known.push(former);
         known.extend_from_slice(past);
     }
     // Stable: of the same second, the order stays.
@@ -84,19 +98,35 @@ mod tests {
             .collect()
     }
 
+    const fn at_50(owner: u32) -> PastOwner {
+        PastOwner::new(owner, 50)
+    }
+
+    #[test]
+    fn owner_all_of_whose_connections_have_pins_is_listed_behind_the_one_before() {
+        let list = owners(&[(3, 1000), (4, 20)]);
+        let end = |second, pinned_for| ended(2, &list, second, pinned_for).second();
+        assert_eq!((end(1599, 600), end(1600, 600)), (400, 1600));
+        assert_eq!((end(1029, 30), end(1030, 30)), (970, 1030));
+        assert_eq!(end(1000, 0), 1000);
+        assert_eq!(ended(2, &[], 50, 600), at_50(2));
+        // Before it has been up for so long, a machine has no earlier second.
+        assert_eq!(ended(2, &owners(&[(3, 40)]), 50, 600), PastOwner::new(2, 0));
+    }
+
     #[test]
     fn former_owner_comes_first_and_the_new_one_leaves_the_list() {
         let past = owners(&[(3, 30), (4, 20)]);
-        let list = past_owners([(2, &past[..])], 3, 50, |_| true);
+        let list = past_owners([(at_50(2), &past[..])], 3, |_| true);
         assert_eq!(list, owners(&[(2, 50), (4, 20)]));
     }
 
     #[test]
-    fn list_has_pods_alone() {
+    fn list_leaves_out_what_may_not_be_kept() {
         let past = owners(&[(3, 30), (4, 20), (5, 10)]);
-        let list = past_owners([(2, &past[..])], 9, 50, |id| id != 3);
+        let list = past_owners([(at_50(2), &past[..])], 9, |id| id != 3);
         assert_eq!(list, owners(&[(2, 50), (4, 20), (5, 10)]));
-        assert!(past_owners([(0, &[][..])], 9, 50, |id| id != 0).is_empty());
+        assert!(past_owners([(at_50(0), &[][..])], 9, |id| id != 0).is_empty());
     }
 
     #[test]
@@ -115,7 +145,7 @@ mod tests {
     #[test]
     fn slots_that_become_one_share_their_owners_once() {
         let (one, other) = (owners(&[(5, 40), (6, 10)]), owners(&[(6, 45)]));
-        let list = past_owners([(2, &one[..]), (2, &other[..])], 9, 50, |_| true);
+        let list = past_owners([(at_50(2), &one[..]), (at_50(2), &other[..])], 9, |_| true);
         assert_eq!(list, owners(&[(2, 50), (6, 45), (5, 40)]));
     }
 

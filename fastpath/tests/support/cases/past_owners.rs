@@ -476,6 +476,15 @@ fn without_owner(kind: Kind) -> Vec<Case> {
             PAST[0],
             2,
         ),
+        // Without backends, the service's entry does not say that they were pods.
+        kind.sends(
+            kind.begin("ack_of_a_service_without_any_backend_has_tries", ACK)
+                .with(none)
+                .with(|tables| tables.service[SERVICE as usize].flags = 0),
+            ACK,
+            PAST[0],
+            2,
+        ),
         kind.sends(
             kind.begin(
                 "ack_without_a_current_owner_passes_over_a_node_that_is_down",

@@ -79,7 +79,7 @@ fn ask<'t, T: World>(tables: &T, question: &Question, known: HandOver) -> Verdic
         return Verdict::Drop(DropReason::TableChanged);
     };
     let (flow, attempt) = (&question.flow, Try(known.detail));
-    let walk = Walk::of(tables, question.index, flow.protocol(), true);
+    let walk = Walk::of(tables, question.index, flow.protocol());
     let is_current = walk.current() == known.backend;
     if (is_current || is_delivered_to(tables, known, pod))
         && known::find(tables, flow, pod, &question.segment) != Known::No

@@ -8,25 +8,16 @@
 //!
 //! No datagram shows that its flow is new. So for half a minute all flows without a pin stay at the newest past owner that takes
 //! new connections.
-//!
-//! The pins of new connections are kept from their second segment on. Those of older ones are young until the minutes are over:
-//! many of them do not push out the others, without which a new connection would be taken for an older one.
 
 use super::{
     affinity::Affinity,
     walk::{Walk, valid_pin},
 };
 use crate::{
-    abi::{MAX_PAST_OWNERS, Tuple},
-    decide::allowance::take_return,
+    abi::{MAX_PAST_OWNERS, OLDER_CONNECTION_SECONDS, OLDER_FLOW_SECONDS, Tuple},
+    decide::allowance::take_pin,
     world::{PinTable, World},
 };
-
-/// How long after a change of its slot's owner a connection without a pin is taken for an older one, in seconds: longer than
-/// load balancers let connections idle.
-const CONNECTION_SECONDS: u16 = 600;
-/// The same for a flow of datagrams.
-const DATAGRAM_SECONDS: u16 = 30;
 
 /// Returns the id of the owner that gets a packet; 0 if there is none. `begins` says that it begins a connection.
 #[inline(always)]
@@ -40,9 +31,9 @@ pub(super) fn owner<T: World>(
     let has_just_changed = walk.has_just_changed(
         tables,
         if walk.is_of_datagrams() {
-            DATAGRAM_SECONDS
+            OLDER_FLOW_SECONDS
         } else {
-            CONNECTION_SECONDS
+            OLDER_CONNECTION_SECONDS
         },
     );
     let pinned = if walk.is_pinned() {
@@ -50,26 +41,31 @@ pub(super) fn owner<T: World>(
     } else {
         0
     };
-    // A SYN may be forged: a connection that lives goes on where it is.
-    if pinned != 0 && (!begins || takes_new(tables, pinned)) {
-        if begins || walk.is_of_datagrams() {
+    // Who takes no new connections keeps those that he has, which datagrams do not show.
+    let may_begin = begins || walk.is_of_datagrams();
+    if pinned != 0 && (!may_begin || takes_new(tables, pinned)) {
+        if may_begin {
             affinity.renew(tables, pinned);
         }
         return pinned;
     }
-    let is_new = begins || !has_just_changed;
-    let owner = match affinity.kept(tables, walk) {
-        0 if is_new => walk.current(),
+    let kept = if may_begin || has_just_changed {
+        affinity.kept(tables, walk)
+    } else {
+        0
+    };
+    let owner = match kept {
+        0 if begins || !has_just_changed => walk.current(),
         0 => newest(tables, walk),
         kept => kept,
     };
     if owner == 0 {
         return 0;
     }
-    if begins || walk.is_of_datagrams() {
+    if may_begin {
         affinity.renew(tables, owner);
     }
-    if begins && walk.is_pinned() {
+    if may_begin && walk.is_pinned() {
         tables.remove_pin(PinTable::Kept, flow);
         tables.remove_pin(PinTable::Young, flow);
     }
@@ -78,7 +74,7 @@ pub(super) fn owner<T: World>(
         is_apart || has_just_changed
     } else {
         // A flood of segments of no connection pins no more than this.
-        is_apart && take_return(tables)
+        is_apart && take_pin(tables)
     };
     if needs_pin {
         walk.pin(tables, flow, owner);
@@ -106,12 +102,10 @@ fn pinned<T: World>(
     if pin.is_marked() {
         return 0;
     }
-    let is_kept = if walk.is_of_datagrams() {
-        pin.has_stood(tables.now())
-    } else {
-        !begins && (pin.backend() == walk.current() || !has_just_changed)
-    };
-    if is_kept {
+    // Those of older connections wait: many of them are not to push out pins of newer ones.
+    let may_be_kept =
+        walk.is_of_datagrams() || pin.backend() == walk.current() || !has_just_changed;
+    if !begins && may_be_kept && pin.has_stood(tables.now()) {
         tables.set_pin(PinTable::Kept, flow, pin);
         tables.remove_pin(PinTable::Young, flow);
     }

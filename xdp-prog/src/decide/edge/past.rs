@@ -56,12 +56,8 @@ fn choose<'t, F: Frame, A: Messages, T: World>(
         return Verdict::Drop(DropReason::TableChanged);
     };
     let affinity = Affinity::of(&found.entry, flow.source.key());
-    let walk = Walk::of(
-        tables,
-        known.backend,
-        flow.protocol,
-        found.entry.has_returns(),
-    );
+    let walk = Walk::of(tables, known.backend, flow.protocol);
+    let walk = walk.by_mode(tables, found.entry.mode);
     let begins = segment_of(frame, packet).flags.begins_connection();
     let to = |(backend, tries)| {
         tables.hand_over(HandOver {
@@ -71,7 +67,7 @@ fn choose<'t, F: Frame, A: Messages, T: World>(
         });
         Verdict::Continue(Stage::Send)
     };
-    if !walk.has_returns(tables) {
+    if !walk.has_returns() {
         return match keep::owner(tables, &walk, &flow.tuple(), &affinity, begins) {
             0 if packet.protocol == A::ICMP => Verdict::Drop(DropReason::NoBackend),
             0 => no_owner(tables, known.service),

@@ -5,7 +5,7 @@
 //! of walks apart.
 
 use crate::{
-    abi::{AddressKey, BACKEND_V4, Backend, DeliveryKey, Tag, Tuple},
+    abi::{AddressKey, BACKEND_V4, Backend, DeliveryKey, MODE_IPIP, Tag, Tuple},
     decide::{
         address::outer_addresses,
         edge::{
@@ -125,7 +125,7 @@ fn read<'t, F: Frame, A: Messages, T: World>(
     let found = checked_service(tables, entry.id(), check)?;
     let hash = flow_hash(tables, found.entry.affinity, &flow);
     let index = slot_index(found.entry.word, hash);
-    if !found.entry.has_returns() || !tables.slot(index).unwrap_or_default().has_past() {
+    if found.entry.mode != MODE_IPIP || !tables.slot(index).unwrap_or_default().has_past() {
         return Err(not_returned(tables));
     }
     if flags.begins_connection() {
@@ -158,7 +158,7 @@ fn next<'t, F: Frame, T: World>(
         return Err(not_returned(tables));
     };
     let sender = Sender { node, edge, tag };
-    let walk = Walk::of(tables, index as u32, protocol, true);
+    let walk = Walk::of(tables, index as u32, protocol);
     let (backend, tries) = match walk.step(tables, flow, &sender, sender.tag().tries()) {
         // Inside an outer header, a datagram gets no answer. Without a pin, the flow's next one is refused as it comes.
         Ok((0, _)) if walk.is_of_datagrams() => {

@@ -27,7 +27,7 @@
 //! there, and makes the rest of the walk by itself.
 
 use crate::{
-    abi::{Backend, MAX_PAST_OWNERS, Past, Pin, Tag, Tuple},
+    abi::{BACKEND_POD, Backend, MAX_PAST_OWNERS, MODE_IPIP, Past, Pin, Tag, Tuple},
     decide::allowance::take_return,
     reason::DropReason,
     wire::protocol,
@@ -72,15 +72,14 @@ pub(super) struct Walk {
     current: u32,
     /// Transport protocol of the flow; a word, because it may lie on the BPF stack.
     protocol: u32,
-    /// [`Service::has_returns`](crate::abi::Service::has_returns).
+    /// Whether owners return what they do not know, to where it came from.
     has_returns: bool,
 }
 
 impl Walk {
-    /// Finds the owners of a slot, for a packet of a flow of this transport protocol. `has_returns` is that of
-    /// the service.
+    /// Finds the owners of a slot, for a packet of a flow of this transport protocol.
     #[inline(always)]
-    pub(super) fn of<T: World>(tables: &T, index: u32, protocol: u8, has_returns: bool) -> Self {
+    pub(super) fn of<T: World>(tables: &T, index: u32, protocol: u8) -> Self {
         let slot = tables.slot(index).unwrap_or_default();
         Self {
             index,
@@ -92,7 +91,7 @@ impl Walk {
             },
             current: slot.owner(),
             protocol: protocol.into(),
-            has_returns,
+            has_returns: true,
         }
     }
 
@@ -114,15 +113,32 @@ impl Walk {
         self.past.is_pinned()
     }
 
-    /// Tells whether owners return what they do not know, to where it came from: no route need lead to an outer source
-    /// that is the flow's own.
+    /// Returns the walk for a service in this mode. Owners return nothing by L2 DSR, as machines without Guideway, and to
+    /// outer sources that are the flows' own, since no route need lead there. The current owner tells, or else the newest
+    /// one: the service's entry does not say of what kind its backends were.
     #[inline(always)]
-    pub(super) fn has_returns<T: World>(&self, tables: &T) -> bool {
-        self.has_returns
-            && match tables.backend(self.current) {
-                Some(backend) => !is_source_spread(tables, backend),
-                None => true,
+    pub(super) fn by_mode<T: World>(self, tables: &T, mode: u32) -> Self {
+        let id = if self.current != 0 || !self.has_past() {
+            self.current
+        } else {
+            self.past_owner(tables, 0)
+        };
+        let has_returns = match tables.backend(id) {
+            Some(backend) if id != 0 => {
+                backend.flags & BACKEND_POD != 0 && !is_source_spread(tables, backend)
             }
+            _ => true,
+        };
+        Self {
+            has_returns: mode == MODE_IPIP && has_returns,
+            ..self
+        }
+    }
+
+    /// Tells whether owners return what they do not know.
+    #[inline(always)]
+    pub(super) const fn has_returns(&self) -> bool {
+        self.has_returns
     }
 
     /// Tells whether the slot has past owners.

@@ -6,7 +6,7 @@ use std::{
     ops::Range,
 };
 
-use fastpath::tables::{former_slots, newest_owners, past_owners};
+use fastpath::tables::{ended, former_slots, newest_owners, past_owners};
 use xdp_prog::{
     abi::{
         AddressKey, Config, MAX_PAST_OWNERS, MODE_IPIP, PastOwner, Pin, SERVICE_PODS, Service,
@@ -76,13 +76,17 @@ impl Edge {
         changed: &[u32],
         second: u32,
         (longest, is_alive): (usize, &[bool]),
+        pinned_for: u16,
     ) {
         let former = |slot: u32| former_slots(slot, table.log2(), self.table.log2());
         let lists = changed.iter().map(|slot| {
-            let former = former(*slot).map(|slot| (self.owner(slot), self.list(slot)));
+            let former = former(*slot).map(|slot| {
+                let list = self.list(slot);
+                (ended(self.owner(slot), list, second, pinned_for), list)
+            });
             let owner = table.owners()[*slot as usize];
             // All backends are pods.
-            let all = past_owners(former, owner, second, |id| id != 0);
+            let all = past_owners(former, owner, |id| id != 0);
             newest_owners(all, longest, |past| is_alive[past.backend() as usize])
         });
         let lists: Vec<Vec<PastOwner>> = lists.collect();

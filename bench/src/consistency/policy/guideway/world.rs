@@ -63,7 +63,7 @@ pub(super) struct Network {
     between_stages: BetweenStages,
     flows: RefCell<[HashMap<Tuple, PodFlow>; 2]>,
     keeps_pins: bool,
-    has_returns: bool,
+    pub(super) has_returns: bool,
     /// The service as nodes have it.
     service: Service,
     node: Config,

@@ -323,8 +323,14 @@ fn goes_on(silent: Silent) -> Vec<Case> {
             silent.young(PAST[0])[1].clone(),
         ]),
         to(
-            ack("segment_behind_its_syn_goes_to_the_current_owner_and_its_pin_is_kept")
-                .after(syn()),
+            ack("segment_behind_its_syn_goes_to_the_current_owner").after(syn()),
+            CURRENT,
+        )
+        .pins(silent.young(CURRENT))
+        .until(coarse_ns() + SECOND),
+        to(
+            ack("segment_a_second_after_its_syn_keeps_the_pin")
+                .with(keep_young(kind, silent.pin(CURRENT))),
             CURRENT,
         )
         .pins(silent.kept(CURRENT)),
@@ -475,6 +481,21 @@ fn datagrams(silent: Silent) -> Vec<Case> {
         )
         .pins(silent.kept(PAST[1])),
         to(
+            ask("datagram_whose_pinned_owner_takes_no_new_connections_goes_on")
+                .with(keep(kind, silent.pin(PAST[1])))
+                .with(takes_no_new(PAST[1])),
+            PAST[0],
+        )
+        .pins(silent.young(PAST[0])),
+        to(
+            ask("datagram_after_hours_whose_pinned_owner_takes_no_new_connections")
+                .with(changed(10_000))
+                .with(keep(kind, silent.pin(PAST[1])))
+                .with(takes_no_new(PAST[1])),
+            CURRENT,
+        )
+        .pins(none()),
+        to(
             ask("datagram_keeps_a_pin_that_has_stood").with(keep_young(kind, silent.pin(PAST[1]))),
             PAST[1],
         )
@@ -519,13 +540,13 @@ fn spread_sources() -> Vec<Case> {
     ]
 }
 
-/// No segment without tries is returned: the packet is another edge's.
+/// Nothing is returned of what is sent by L2 DSR: the packet is another edge's.
 fn returned_segment() -> Case {
     let kind = TCP_KINDS[0];
     kind.case(
         "return_to_an_edge_whose_nodes_return_nothing",
         kind.returned_by(CURRENT, 3),
     )
-    .with(|tables| tables.service[SERVICE as usize].flags = 0)
+    .with(|tables| tables.service[SERVICE as usize].mode = MODE_L2DSR)
     .passes(PassReason::EncapUntrusted)
 }

@@ -376,15 +376,16 @@ fn owners_that_are_not_tried(kind: Kind) -> Vec<Case> {
             0,
         ),
         kind.sends(
-            kind.begin("current_owner_that_is_no_pod_returns_nothing", ACK)
+            kind.begin("segment_stays_where_the_current_owner_returns_nothing", ACK)
                 .with(|tables| {
                     let backend = &mut tables.backends[CURRENT as usize];
                     backend.flags &= !BACKEND_POD;
                 }),
             ACK,
-            CURRENT,
+            PAST[0],
             0,
-        ),
+        )
+        .pins(kind.young(PAST[0])),
         {
             let spread = |tables: &mut TableSet| {
                 let hop = &mut tables.next_hops[CURRENT as usize];

@@ -69,6 +69,8 @@ fn guideway_breaks_nothing_where_all_others_break_some() {
     assert!(maglev > lru.max(unbounded), "{maglev} {lru} {unbounded}");
     let (without_returns, _) = broken(Policy::WithoutReturns);
     assert!(without_returns < lru.min(unbounded), "{without_returns}");
+    let mut returns = rows.iter().map(|row| (row.policy, row.returns));
+    assert!(returns.any(|row| row == (Policy::WithoutReturns, 0)));
     assert!(lru.min(unbounded) > lists4, "{lru} {unbounded} {lists4}");
     // All had the same clients.
     assert!(

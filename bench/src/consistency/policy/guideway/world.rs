@@ -10,10 +10,10 @@ use std::{
 
 use xdp_prog::{
     abi::{
-        ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, Backend, CONFIG_NODE, Client, ClientBackend,
-        Config, EdgeMac, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_RESET, IndexEntry, LocalFlow, NextHop,
-        Past, PastOwner, Pin, Pod, PodFlow, PodKey, Probe, SERVICE_PODS, Service, ServiceKeyV4,
-        ServiceKeyV6, Slot, Tuple, age,
+        ADDRESS_LOCAL, ADDRESS_VIP, AddressKey, BACKEND_POD, Backend, CONFIG_NODE, Client,
+        ClientBackend, Config, EdgeMac, FLOW_FIN_CLIENT, FLOW_FIN_POD, FLOW_RESET, IndexEntry,
+        LocalFlow, NextHop, Past, PastOwner, Pin, Pod, PodFlow, PodKey, Probe, Service,
+        ServiceKeyV4, ServiceKeyV6, Slot, Tuple, age,
     },
     egress::Memory,
     flow_state::{IDLE_TCP_NS, IDLE_TRANSITORY_NS},
@@ -75,10 +75,18 @@ pub(super) struct Network {
 impl Network {
     pub(super) fn new(scenario: &Scenario, ids: usize, policy: Policy) -> Self {
         let slots = 1 << log2_slots(scenario.most_backends());
-        let backends = |is_own| {
+        let backends = |is_own| -> Vec<Backend> {
             let ids = 0..u32::try_from(ids).unwrap_or_default();
             ids.map(|id| addresses::backend(id, is_own)).collect()
         };
+        let has_returns = policy != Policy::WithoutReturns;
+        let mut at_edges = backends(false);
+        if !has_returns {
+            // An edge expects returns from pods' nodes alone.
+            for backend in &mut at_edges {
+                backend.flags &= !BACKEND_POD;
+            }
+        }
         Self {
             now: Cell::new(0),
             edges: (0..scenario.edges)
@@ -90,7 +98,7 @@ impl Network {
             between_stages: BetweenStages::default(),
             flows: RefCell::default(),
             keeps_pins: policy != Policy::WithoutPins,
-            has_returns: policy != Policy::WithoutReturns,
+            has_returns,
             service: service(&Table::empty()),
             node: Config {
                 hash_seed: HASH_SEED,
@@ -103,7 +111,7 @@ impl Network {
                 macs: [2, 0, 0, 0, 0, 3, 2, 0, 0, 0, 0, 1],
                 ..NextHop::default()
             },
-            at_edges: backends(false),
+            at_edges,
             at_nodes: backends(true),
         }
     }
@@ -211,11 +219,7 @@ impl Tables for Network {
     }
 
     fn service(&self, id: u32) -> Option<Service> {
-        let mut service = *self.own_service();
-        if self.edge().is_some() && !self.has_returns {
-            service.flags &= !SERVICE_PODS;
-        }
-        (id == SERVICE).then_some(service)
+        (id == SERVICE).then_some(*self.own_service())
     }
 
     fn slot(&self, index: u32) -> Option<Slot> {

@@ -134,6 +134,9 @@ soak: KEPT_SEEDS := fastpath/tests/random_frames/seeds
 soak: export GUIDEWAY_ATTACK_SECONDS := 300
 soak: export GUIDEWAY_OUTAGE_SECONDS := 300
 soak: export GUIDEWAY_HOSTILE_OBJECTS := 10000
+soak: export GUIDEWAY_TABLE_CHANGES := 100000
+soak: export GUIDEWAY_LEDGER_PACKETS := 1000000
+soak: export GUIDEWAY_FRAMES := 10000000
 soak:
 	@deploy/setup.sh test
 	cargo test --workspace --locked --test attack -- --nocapture
@@ -141,7 +144,7 @@ soak:
 	$(call only,--workspace --test kubernetes hostile_objects)
 	for seed in $$(cat $(KEPT_SEEDS)) $$(od -An -N8 -tx8 /dev/urandom); do \
 		echo "GUIDEWAY_SEED=$$seed"; \
-		GUIDEWAY_SEED=$$seed cargo test --workspace --locked --test random_frames --test tables -- random_frames ledger || \
+		GUIDEWAY_SEED=$$seed cargo test --workspace --locked --test random_frames --test tables -- random_frames ledger changes || \
 			{ grep -qx "$$seed" $(KEPT_SEEDS) || echo "$$seed" >>$(KEPT_SEEDS); exit 1; }; \
 	done
 	seed=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' '); echo "PROPTEST_RNG_SEED=$$seed"; \

@@ -56,19 +56,21 @@ pub mod against;
 pub mod balancers;
 pub(crate) mod frames;
 pub mod instructions;
+mod object;
 mod paths;
 mod plan;
 mod report;
-pub mod result;
+mod result;
 mod rig;
 mod tables;
 #[cfg(test)]
 mod tests;
 pub mod whole_edge;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt::Display, time::Duration};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 use self::rig::{Rig, RunStatistics};
 pub use self::{
@@ -76,7 +78,11 @@ pub use self::{
     plan::{Order, Stream, System},
     report::{Bar, Report, Row},
 };
-use crate::host::{self, Facts};
+use crate::{
+    bars::Outcome,
+    host::{self, Facts},
+    result::Files,
+};
 
 /// What to measure and for how long.
 #[derive(Clone, Debug)]
@@ -107,6 +113,32 @@ impl Options {
         );
         Ok(())
     }
+
+    /// Returns each family with each protocol.
+    fn traffic(&self) -> impl Iterator<Item = (Family, Protocol)> {
+        let families = self.families.iter();
+        families.flat_map(|&family| {
+            self.protocols
+                .iter()
+                .map(move |&protocol| (family, protocol))
+        })
+    }
+}
+
+/// What an engine has been measured to do. Its text is a table.
+pub trait Figures: Display {
+    /// Returns the rows of the table as flat objects.
+    fn rows(&self) -> Vec<Value>;
+
+    /// Returns the worst outcome of all bars.
+    fn outcome(&self) -> Outcome;
+
+    /// Makes a result of the figures. `started` is the start of the run since the epoch, `command` repeats it.
+    ///
+    /// # Errors
+    ///
+    /// When a number has no form in JSON.
+    fn files(&self, options: &Options, command: String, started: Duration) -> Result<Files>;
 }
 
 /// The packets of a trial.
@@ -140,11 +172,9 @@ pub fn run(options: &Options, progress: &(dyn Fn(&str) + Sync)) -> Result<Report
         let core = host::occupy_core(options.core)?;
         let mut rig = Rig::new(cables, core)?;
         let mut report = Report::new(Facts::collect(), core, options.rounds);
-        for &family in &options.families {
-            for &protocol in &options.protocols {
-                let samples = measure(&mut rig, family, protocol, options, progress)?;
-                report.add(family, protocol, samples);
-            }
+        for (family, protocol) in options.traffic() {
+            let samples = measure(&mut rig, family, protocol, options, progress)?;
+            report.add(family, protocol, samples);
         }
         Ok(report)
     })

@@ -15,7 +15,7 @@ use anyhow::{Result, ensure};
 use bench::{
     bars::Outcome,
     consistency, control,
-    datapath::{self, Family, Protocol, against, whole_edge},
+    datapath::{self, Family, Figures, Protocol, against, whole_edge},
     exit::Exit,
     result::Files,
 };
@@ -325,33 +325,22 @@ fn run_datapath(arguments: &Datapath) -> Result<ExitCode> {
     }
     expect_free(arguments.out.as_deref())?;
     let started = SystemTime::now().duration_since(UNIX_EPOCH)?;
-    let outcome = match engine {
-        Engine::Xdp => {
-            let report = datapath::run(&options, &show_progress)?;
-            show_progress("");
-            if let Some(out) = &arguments.out {
-                datapath::result::of(&report, &options, own_command(), started)?.write(out)?;
-            }
-            let rows = report.rows.iter().map(|row| row.to_json(&report.host));
-            print_report(arguments.json, &report, rows);
-            report.outcome()
-        }
-        Engine::Afxdp => {
-            let report = whole_edge::run(&options, &show_progress)?;
-            show_progress("");
-            if let Some(out) = &arguments.out {
-                whole_edge::result::of(&report, &options, own_command(), started)?.write(out)?;
-            }
-            let rows = report.rows.iter().map(|row| row.to_json(&report.host));
-            print_report(arguments.json, &report, rows);
-            report.outcome()
-        }
+    let figures: Box<dyn Figures> = match engine {
+        Engine::Xdp => Box::new(datapath::run(&options, &show_progress)?),
+        Engine::Afxdp => Box::new(whole_edge::run(&options, &show_progress)?),
     };
-    Ok(exit_code(outcome))
+    show_progress("");
+    if let Some(out) = &arguments.out {
+        figures
+            .files(&options, own_command(), started)?
+            .write(out)?;
+    }
+    print_report(arguments.json, &figures, figures.rows());
+    Ok(exit_code(figures.outcome()))
 }
 
 /// Prints a report: its rows as JSON, one a line, or the table.
-fn print_report(is_json: bool, report: &impl Display, rows: impl Iterator<Item = Value>) {
+fn print_report(is_json: bool, report: &impl Display, rows: impl IntoIterator<Item = Value>) {
     if is_json {
         for row in rows {
             println!("{row}");

@@ -38,7 +38,7 @@ use support::{
 
 use xdp_prog::world::Answers as _;
 
-const HOST_FRAMES: u64 = 10_000_000;
+const HOST_FRAMES: u64 = 3_000_000;
 /// Frames on the host for each one in the kernel.
 const HOST_PER_KERNEL: u64 = 5;
 /// Frames that see the same tables.

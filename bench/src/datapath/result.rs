@@ -3,11 +3,14 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use serde_json::Value;
 
 use super::{
-    Family, Options, Order, Protocol, Report, Samples, Stream, System, frames, report::lower,
+    Family, Figures, Options, Order, Protocol, Report, Samples, Stream, System, frames,
+    report::lower,
 };
 use crate::{
+    bars::Outcome,
     probe::Tally,
     result::{Files, Measurement, Series, Streams, Trial, figures},
     run,
@@ -18,23 +21,27 @@ use crate::{
 /// Bytes of a frame's FCS.
 const FCS: u32 = 4;
 
-/// Makes a result of the rates and costs. `started` is the start of the run since the epoch, `command` repeats it.
-///
-/// # Errors
-///
-/// When a number has no form in JSON.
-pub fn of(report: &Report, options: &Options, command: String, started: Duration) -> Result<Files> {
-    let all = report
-        .samples
-        .iter()
-        .flat_map(|(family, protocol, samples)| {
+impl Figures for Report {
+    fn rows(&self) -> Vec<Value> {
+        let rows = self.rows.iter();
+        rows.map(|row| row.to_json(&self.host)).collect()
+    }
+
+    fn outcome(&self) -> Outcome {
+        Outcome::worst(self.bars().iter().map(|bar| bar.outcome))
+    }
+
+    fn files(&self, options: &Options, command: String, started: Duration) -> Result<Files> {
+        let all = self.samples.iter();
+        let all = all.flat_map(|(family, protocol, samples)| {
             let rates = samples.pps.iter();
             rates.map(move |((system, stream), rates)| {
                 let load = load(*family, *protocol, *stream);
                 series(*system, load, samples, rates)
             })
         });
-    files(options, all.collect(), costs(report), command, started)
+        files(options, all.collect(), costs(self), command, started)
+    }
 }
 
 /// Makes a result of series and figures of a pair of devices.
@@ -209,13 +216,8 @@ mod tests {
             seconds: 0.02,
             core: None,
         };
-        let files = of(
-            &report,
-            &options,
-            "again".to_owned(),
-            Duration::from_secs(9),
-        )
-        .unwrap();
+        let started = Duration::from_secs(9);
+        let files = report.files(&options, "again".to_owned(), started).unwrap();
         let files = Files::of_texts(files.json, files.logs).unwrap();
         assert_eq!(files.run.started, "1970-01-01T00:00:09Z");
         let side = |name| Side::find(&files, Some(name)).unwrap();

@@ -23,12 +23,9 @@ use std::{collections::BTreeMap, os::fd::OwnedFd};
 
 use anyhow::{Context, Result, bail, ensure};
 use aya::{
-    Ebpf, EbpfLoader, Pod,
+    Ebpf, EbpfLoader,
     maps::{Array, HashMap, Map, MapData},
-    programs::{
-        ProgramInfo, SchedClassifier, TcAttachType, TestRun, TestRunAttrs, TestRunOptions, Xdp,
-        XdpMode,
-    },
+    programs::{ProgramInfo, TcAttachType},
     sys::{Stats, enable_stats},
 };
 use fastpath::{
@@ -45,14 +42,14 @@ use xdp_prog::{
 
 use super::{
     Case, Order, Stream, System,
-    frames::{self, Family, PORT, Protocol, VIP_V4, VIP_V6, context_of},
+    frames::{self, Family, PORT, Protocol, VIP_V4, VIP_V6},
+    object::{
+        array, attach, classifier, classifier_mut, generate, map_mut, send_live, xdp, xdp_mut,
+    },
     paths,
     tables::{self, KNOWN_FLOWS},
 };
 use crate::host;
-
-/// Frames per call of the veth driver: the kernel's default for live frames.
-const BATCH: u32 = 64;
 
 /// A veth pair with the sink at the near end and a program under test at the far one.
 #[derive(Clone, Debug)]
@@ -428,78 +425,4 @@ fn register_service(object: &mut Ebpf) -> Result<()> {
         services.insert(key, 1, 0)?;
     }
     Ok(())
-}
-
-/// Has a generator make frames that differ from this one by their flows. Returns its program.
-pub(super) fn generate(bench: &mut Ebpf, family: Family, frame: &[u8]) -> Result<&'static str> {
-    array(bench, map::TEMPLATE)?.set(0, frames::template(frame), 0)?;
-    Ok(match family {
-        Family::V4 => program::GENERATE_V4,
-        Family::V6 => program::GENERATE_V6,
-    })
-}
-
-/// Has a generator send so many live frames, of the length of this one, into a device.
-pub(super) fn send_live(
-    bench: &Ebpf,
-    generator: &str,
-    frame: &[u8],
-    device: u32,
-    frames: u32,
-) -> Result<()> {
-    let context = context_of(frame.len(), device)?;
-    let options = TestRunOptions {
-        data_in: Some(frame),
-        ctx_in: Some(&context),
-        repeat: frames,
-        attrs: TestRunAttrs::new().xdp_live_frames(BATCH),
-        ..TestRunOptions::default()
-    };
-    let generator = xdp(bench, generator)?;
-    generator.test_run(options).context("sending live frames")?;
-    Ok(())
-}
-
-pub(super) fn array<'a, T: Pod>(
-    object: &'a mut Ebpf,
-    name: &str,
-) -> Result<Array<&'a mut MapData, T>> {
-    Ok(Array::try_from(map_mut(object, name)?)?)
-}
-
-fn map_mut<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Map> {
-    object
-        .map_mut(name)
-        .with_context(|| format!("the object has no map {name}"))
-}
-
-pub(super) fn attach(object: &mut Ebpf, name: &str, device: u32) -> Result<()> {
-    xdp_mut(object, name)?
-        .attach_to_if_index(device, XdpMode::Driver)
-        .with_context(|| format!("attaching {name}"))?;
-    Ok(())
-}
-
-fn xdp<'a>(object: &'a Ebpf, name: &str) -> Result<&'a Xdp> {
-    let program = object.program(name).with_context(|| missing(name))?;
-    Ok(program.try_into()?)
-}
-
-pub(super) fn xdp_mut<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
-    let program = object.program_mut(name).with_context(|| missing(name))?;
-    Ok(program.try_into()?)
-}
-
-fn classifier<'a>(object: &'a Ebpf, name: &str) -> Result<&'a SchedClassifier> {
-    let program = object.program(name).with_context(|| missing(name))?;
-    Ok(program.try_into()?)
-}
-
-fn classifier_mut<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassifier> {
-    let program = object.program_mut(name).with_context(|| missing(name))?;
-    Ok(program.try_into()?)
-}
-
-fn missing(name: &str) -> String {
-    format!("the object has no program {name}")
 }

@@ -25,7 +25,7 @@
 
 mod packets;
 mod report;
-pub mod result;
+mod result;
 mod rig;
 
 use std::collections::BTreeMap;
@@ -125,11 +125,9 @@ pub fn run(options: &Options, progress: &(dyn Fn(&str) + Sync)) -> Result<Report
         let cores = host::two_cores(options.core)?;
         let mut rig = Rig::new(&namespace, cables, cores)?;
         let mut report = Report::new(Facts::collect(), cores, options.rounds);
-        for &family in &options.families {
-            for &protocol in &options.protocols {
-                let samples = measure(&mut rig, family, protocol, options, progress)?;
-                report.add(family, protocol, samples);
-            }
+        for (family, protocol) in options.traffic() {
+            let samples = measure(&mut rig, family, protocol, options, progress)?;
+            report.add(family, protocol, samples);
         }
         Ok(report)
     })

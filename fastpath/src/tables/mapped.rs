@@ -3,6 +3,7 @@
 use std::{
     io,
     marker::PhantomData,
+    mem::MaybeUninit,
     os::fd::{AsFd, AsRawFd},
     sync::{
         Arc,
@@ -77,10 +78,20 @@ impl<T: Pod> Mapped<T> {
         self.length
     }
 
+    /// Copies an entry, each eight bytes of it with one load.
     pub(super) fn read(&self, index: u32) -> Option<T> {
-        let entry = self.pointer(index)?;
-        // SAFETY: the entry is within the mapping and aligned as asserted in `new`; `Pod` accepts any bytes.
-        Some(unsafe { entry.read_volatile() })
+        let entry = self.pointer(index)?.cast::<u64>();
+        let mut copy = MaybeUninit::<T>::uninit();
+        let words = copy.as_mut_ptr().cast::<u64>();
+        for place in 0..size_of::<T>() / 8 {
+            // SAFETY: the word is within the mapping and aligned to eight, as the entries are.
+            let word = unsafe { AtomicU64::from_ptr(entry.wrapping_add(place)) };
+            let word = word.load(Ordering::Relaxed);
+            // SAFETY: the place is within the copy, which may be aligned to less.
+            unsafe { words.wrapping_add(place).write_unaligned(word) };
+        }
+        // SAFETY: all its words are written, as asserted in `new`; `Pod` accepts any bytes.
+        Some(unsafe { copy.assume_init() })
     }
 
     /// Borrows an entry of an array that no program writes to.

@@ -1,4 +1,5 @@
-//! The memory of flows whose owner was looked for: at a past owner of their slot, or, of datagrams, at the current one.
+//! The memory of flows that go to a backend of their own, whichever owns their slot. A return has told the backend, or the
+//! flow began after the slot's owner had changed.
 
 use super::Clock;
 use crate::abi::{Pin, Tuple};
@@ -7,7 +8,7 @@ use crate::abi::{Pin, Tuple};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum PinTable {
-    /// `PINS`: a packet of the flow has come after the one that was tried.
+    /// `PINS`: another packet of the flow has come.
     Kept = 0,
     /// `PINS_YOUNG`: no other packet has come yet. What is never confirmed pushes out nothing that is in use.
     Young = 1,

@@ -194,9 +194,4 @@ impl Report {
         };
         BOUNDS.iter().map(judge).collect()
     }
-
-    /// Returns the worst outcome of all bars.
-    pub fn outcome(&self) -> Outcome {
-        Outcome::worst(self.bars().iter().map(|bar| bar.outcome))
-    }
 }

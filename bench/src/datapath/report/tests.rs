@@ -1,5 +1,8 @@
 use super::*;
-use crate::bars::{Limit, Outcome};
+use crate::{
+    bars::{Limit, Outcome},
+    datapath::Figures as _,
+};
 
 /// The figures of [`samples`] that keep all bounds.
 const GOOD: [(System, f64); 9] = [

@@ -150,11 +150,6 @@ impl Report {
         };
         BOUNDS.map(judge).into()
     }
-
-    /// Returns the worst outcome of all bars.
-    pub fn outcome(&self) -> Outcome {
-        Outcome::worst(self.bars().iter().map(|bar| bar.outcome))
-    }
 }
 
 /// Formats the report as a table.
@@ -204,6 +199,7 @@ impl fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::datapath::Figures as _;
 
     /// Rounds in which the forwarders take these shares of the bare loop's rate, disturbed by noise that a round's share.
     /// The generator sends so many times what the bare loop takes.

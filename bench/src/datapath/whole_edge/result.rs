@@ -3,38 +3,46 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use serde_json::Value;
 
 use super::{Report, STREAM, Trial};
 use crate::{
+    bars::Outcome,
     datapath::{
-        Options,
+        Figures, Options,
         result::{files, load, series_of},
     },
     probe::Tally,
     result::{Files, Series},
 };
 
-/// Makes a result of the rates. `started` is the start of the run since the epoch, `command` repeats it.
-///
-/// # Errors
-///
-/// When a number has no form in JSON.
-pub fn of(report: &Report, options: &Options, command: String, started: Duration) -> Result<Files> {
-    let mut series: Vec<Series> = Vec::new();
-    for (family, protocol, samples) in &report.samples {
-        for (forwarder, trials) in samples {
-            let name = forwarder.name();
-            series.push(series_of(
-                name,
-                format!(
-                    "the forwarder {name} of `guideway-bench datapath --engine afxdp`, at one end of a veth pair"
-                ),
-                load(*family, *protocol, STREAM),
-                trials.iter().map(counts),
-            ));
-        }
+impl Figures for Report {
+    fn rows(&self) -> Vec<Value> {
+        let rows = self.rows.iter();
+        rows.map(|row| row.to_json(&self.host)).collect()
     }
-    files(options, series, Vec::new(), command, started)
+
+    fn outcome(&self) -> Outcome {
+        Outcome::worst(self.bars().iter().map(|bar| bar.outcome))
+    }
+
+    fn files(&self, options: &Options, command: String, started: Duration) -> Result<Files> {
+        let mut series: Vec<Series> = Vec::new();
+        for (family, protocol, samples) in &self.samples {
+            for (forwarder, trials) in samples {
+                let name = forwarder.name();
+                series.push(series_of(
+                    name,
+                    format!(
+                        "the forwarder {name} of `guideway-bench datapath --engine afxdp`, at one end of a veth pair"
+                    ),
+                    load(*family, *protocol, STREAM),
+                    trials.iter().map(counts),
+                ));
+            }
+        }
+        files(options, series, Vec::new(), command, started)
+    }
 }
 
 /// Returns the duration of a trial in seconds, and its counts.
@@ -85,7 +93,7 @@ mod tests {
             core: None,
         };
         let started = Duration::from_secs(9);
-        let files = of(&report, &options, "again".to_owned(), started).unwrap();
+        let files = report.files(&options, "again".to_owned(), started).unwrap();
         let files = Files::of_texts(files.json, files.logs).unwrap();
         let side = |name| Side::find(&files, Some(name)).unwrap();
         let judged = |name| {

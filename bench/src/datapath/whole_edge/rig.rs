@@ -27,6 +27,7 @@ use crate::{
     bare::{Bare, Redirect},
     datapath::{
         frames::{self, PORT},
+        object,
         rig::{self, Pair},
         tables,
     },
@@ -109,10 +110,10 @@ impl Rig {
             .load(fastpath::object::bench_bytes())
             .context("loading the bench's BPF object")?;
         for name in [program::GENERATE_V4, program::GENERATE_V6, program::SINK] {
-            rig::xdp_mut(&mut bench, name)?.load()?;
+            object::xdp_mut(&mut bench, name)?.load()?;
         }
         for pair in cables.values() {
-            rig::attach(&mut bench, program::SINK, pair.near)?;
+            object::attach(&mut bench, program::SINK, pair.near)?;
         }
         let at_bare = namespace.link(&cables[&Cable::Bare].far_name)?;
         let bare = Bare::open(at_bare.name())?;
@@ -149,8 +150,8 @@ impl Rig {
             random: 1 + u64::from(self.sent),
         };
         self.sent = self.sent.wrapping_add(frames);
-        rig::array(&mut self.bench, map::CURSOR)?.set(0, cursor, 0)?;
-        let generator = rig::generate(&mut self.bench, family, &frame)?;
+        object::array(&mut self.bench, map::CURSOR)?.set(0, cursor, 0)?;
+        let generator = object::generate(&mut self.bench, family, &frame)?;
         let (bench, core) = (&mut self.bench, self.core);
         let mut send = |cable| {
             let device = self.cables[&cable].near;
@@ -200,9 +201,9 @@ fn send(
     frames: u32,
     length: usize,
 ) -> Result<Trial> {
-    rig::array(bench, map::RECEIVED)?.set(0, Traffic::default(), 0)?;
+    object::array(bench, map::RECEIVED)?.set(0, Traffic::default(), 0)?;
     let begin = Instant::now();
-    rig::send_live(bench, generator, frame, device, frames)?;
+    object::send_live(bench, generator, frame, device, frames)?;
     let seconds = begin.elapsed().as_secs_f64();
     let returned = received(bench)?.packets;
     let all = settle(bench)?;
@@ -236,5 +237,5 @@ fn settle(bench: &mut Ebpf) -> Result<Traffic> {
 }
 
 fn received(bench: &mut Ebpf) -> Result<Traffic> {
-    Ok(rig::array(bench, map::RECEIVED)?.get(&0, 0)?)
+    Ok(object::array(bench, map::RECEIVED)?.get(&0, 0)?)
 }

@@ -41,6 +41,9 @@ use crate::clock::coarse_ns;
 /// Entries of a kind that one packet looks at, at most: those of a slot's list of past owners, and some more.
 const MOST_COPIES: usize = 32;
 
+/// Services, and backends, whose packets of one batch are counted together.
+const IDS_OF_BATCH: usize = 64;
+
 /// The tables for one thread.
 pub struct EdgeWorld {
     arrays: Arc<Arrays>,
@@ -51,6 +54,8 @@ pub struct EdgeWorld {
     shared: MapsOfThread,
     backends: Copies<Backend>,
     next_hops: Copies<NextHop>,
+    service_traffic: BatchTraffic,
+    backend_traffic: BatchTraffic,
     between_stages: BetweenStages,
     /// When the allowances of this thread are full again, in ns.
     answers_full_at: Cell<u64>,
@@ -100,6 +105,67 @@ impl<T> Copies<T> {
     }
 }
 
+/// Packets and bytes of one id.
+#[derive(Clone, Copy, Debug)]
+struct Counted {
+    id: u32,
+    traffic: Traffic,
+}
+
+impl Counted {
+    const NONE: Self = Self {
+        id: 0,
+        traffic: Traffic {
+            packets: 0,
+            bytes: 0,
+        },
+    };
+}
+
+/// What the packets of a batch have to be counted as. Adding to counters that other threads may add to, too, is dear:
+/// once for all packets of an id is enough.
+struct BatchTraffic {
+    places: [Cell<Counted>; IDS_OF_BATCH],
+}
+
+impl BatchTraffic {
+    fn new() -> Self {
+        Self {
+            places: [const { Cell::new(Counted::NONE) }; IDS_OF_BATCH],
+        }
+    }
+
+    /// Adds a packet. Returns what is to be counted now, because its place is taken by this id.
+    fn add(&self, id: u32, bytes: u64) -> Option<Counted> {
+        let place = &self.places[id as usize % IDS_OF_BATCH];
+        let mut counted = place.get();
+        let former = (counted.id != id && counted.traffic.packets > 0).then_some(counted);
+        if counted.id != id {
+            counted = Counted {
+                id,
+                ..Counted::NONE
+            };
+        }
+        counted.traffic.packets += 1;
+        counted.traffic.bytes += bytes;
+        place.set(counted);
+        former
+    }
+
+    /// Removes all that is to be counted.
+    fn take(&self) -> impl Iterator<Item = Counted> {
+        let places = self.places.iter();
+        places.filter_map(|place| {
+            let counted = place.get();
+            if counted.traffic.packets == 0 {
+                return None;
+            }
+            place.set(Counted::NONE);
+            Some(counted)
+        })
+    }
+}
+
 impl EdgeWorld {
     pub(super) fn new(tables: &EdgeTables, cpu: u32) -> Result<Self, TableError> {
         Ok(Self {
@@ -110,6 +176,8 @@ impl EdgeWorld {
             shared: tables.shared.of_thread()?,
             backends: Copies::new(),
             next_hops: Copies::new(),
+            service_traffic: BatchTraffic::new(),
+            backend_traffic: BatchTraffic::new(),
             between_stages: BetweenStages::default(),
             answers_full_at: Cell::default(),
             returns_full_at: Cell::default(),
@@ -121,8 +189,14 @@ impl EdgeWorld {
         self.snapshot = self.reader.begin();
     }
 
-    /// Ends a batch. Until the next one, nobody waits for this thread.
+    /// Ends a batch, and counts what it has forwarded. Until the next one, nobody waits for this thread.
     pub fn end(&mut self) {
+        for counted in self.service_traffic.take() {
+            self.count_service(counted);
+        }
+        for counted in self.backend_traffic.take() {
+            self.count_backend(counted);
+        }
         self.reader.end();
     }
 
@@ -175,11 +249,21 @@ impl EdgeWorld {
         self.arrays.service_index.load_u64(index, offset)
     }
 
+    fn count_service(&self, counted: Counted) {
+        let of_cpu = self.snapshot.config.services_of_cpu;
+        self.count(&self.arrays.service_traffic, of_cpu, counted);
+    }
+
+    fn count_backend(&self, counted: Counted) {
+        let of_cpu = self.snapshot.config.backends_of_cpu;
+        self.count(&self.arrays.backend_traffic, of_cpu, counted);
+    }
+
     /// Counts in this thread's region of an array whose regions have so many entries. Threads on one CPU share a region.
-    fn count(&self, array: &Mapped<Traffic>, of_cpu: u32, id: u32, bytes: u64) {
+    fn count(&self, array: &Mapped<Traffic>, of_cpu: u32, Counted { id, traffic }: Counted) {
         let place = self.cpu.wrapping_mul(of_cpu).wrapping_add(id);
-        array.add_u64(place, offset_of!(Traffic, packets), 1);
-        array.add_u64(place, offset_of!(Traffic, bytes), bytes);
+        array.add_u64(place, offset_of!(Traffic, packets), traffic.packets);
+        array.add_u64(place, offset_of!(Traffic, bytes), traffic.bytes);
     }
 }
 
@@ -278,14 +362,14 @@ impl Counters for EdgeWorld {
     }
 
     fn count_forward(&self, service: u32, backend: u32, bytes: u64) {
-        let Config {
-            services_of_cpu,
-            backends_of_cpu,
-            ..
-        } = self.snapshot.config;
-        let arrays = &self.arrays;
-        self.count(&arrays.service_traffic, services_of_cpu, service, bytes);
-        self.count(&arrays.backend_traffic, backends_of_cpu, backend, bytes);
+        let services = self.service_traffic.add(service, bytes);
+        services
+            .into_iter()
+            .for_each(|former| self.count_service(former));
+        let backends = self.backend_traffic.add(backend, bytes);
+        backends
+            .into_iter()
+            .for_each(|former| self.count_backend(former));
     }
 }
 

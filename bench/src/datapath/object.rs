@@ -1,0 +1,91 @@
+//! The bench's own object: its maps and programs by name, and live frames by its generators.
+
+use anyhow::{Context as _, Result};
+use aya::{
+    Ebpf, Pod,
+    maps::{Array, Map, MapData},
+    programs::{SchedClassifier, TestRun as _, TestRunAttrs, TestRunOptions, Xdp, XdpMode},
+};
+use xdp_prog::bench::{map, program};
+
+use super::frames::{self, Family, context_of};
+
+/// Frames per call of the veth driver: the kernel's default for live frames.
+const BATCH: u32 = 64;
+
+/// Has a generator make frames that differ from this one by their flows. Returns its program.
+pub(super) fn generate(bench: &mut Ebpf, family: Family, frame: &[u8]) -> Result<&'static str> {
+    array(bench, map::TEMPLATE)?.set(0, frames::template(frame), 0)?;
+    Ok(match family {
+        Family::V4 => program::GENERATE_V4,
+        Family::V6 => program::GENERATE_V6,
+    })
+}
+
+/// Has a generator send so many live frames, of the length of this one, into a device.
+pub(super) fn send_live(
+    bench: &Ebpf,
+    generator: &str,
+    frame: &[u8],
+    device: u32,
+    frames: u32,
+) -> Result<()> {
+    let context = context_of(frame.len(), device)?;
+    let options = TestRunOptions {
+        data_in: Some(frame),
+        ctx_in: Some(&context),
+        repeat: frames,
+        attrs: TestRunAttrs::new().xdp_live_frames(BATCH),
+        ..TestRunOptions::default()
+    };
+    let generator = xdp(bench, generator)?;
+    generator.test_run(options).context("sending live frames")?;
+    Ok(())
+}
+
+pub(super) fn array<'a, T: Pod>(
+    object: &'a mut Ebpf,
+    name: &str,
+) -> Result<Array<&'a mut MapData, T>> {
+    Ok(Array::try_from(map_mut(object, name)?)?)
+}
+
+pub(super) fn map_mut<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Map> {
+    object
+        .map_mut(name)
+        .with_context(|| format!("the object has no map {name}"))
+}
+
+pub(super) fn attach(object: &mut Ebpf, name: &str, device: u32) -> Result<()> {
+    xdp_mut(object, name)?
+        .attach_to_if_index(device, XdpMode::Driver)
+        .with_context(|| format!("attaching {name}"))?;
+    Ok(())
+}
+
+pub(super) fn xdp<'a>(object: &'a Ebpf, name: &str) -> Result<&'a Xdp> {
+    let program = object.program(name).with_context(|| missing(name))?;
+    Ok(program.try_into()?)
+}
+
+pub(super) fn xdp_mut<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
+    let program = object.program_mut(name).with_context(|| missing(name))?;
+    Ok(program.try_into()?)
+}
+
+pub(super) fn classifier<'a>(object: &'a Ebpf, name: &str) -> Result<&'a SchedClassifier> {
+    let program = object.program(name).with_context(|| missing(name))?;
+    Ok(program.try_into()?)
+}
+
+pub(super) fn classifier_mut<'a>(
+    object: &'a mut Ebpf,
+    name: &str,
+) -> Result<&'a mut SchedClassifier> {
+    let program = object.program_mut(name).with_context(|| missing(name))?;
+    Ok(program.try_into()?)
+}
+
+fn missing(name: &str) -> String {
+    format!("the object has no program {name}")
+}

@@ -144,7 +144,7 @@ soak:
 	$(call only,--workspace --test kubernetes hostile_objects)
 	for seed in $$(cat $(KEPT_SEEDS)) $$(od -An -N8 -tx8 /dev/urandom); do \
 		echo "GUIDEWAY_SEED=$$seed"; \
-		GUIDEWAY_SEED=$$seed cargo test --workspace --locked --test random_frames --test tables -- random_frames ledger changes || \
+		GUIDEWAY_SEED=$$seed cargo test --workspace --locked --test random_frames --test tables -- random_frames ledger changes:: || \
 			{ grep -qx "$$seed" $(KEPT_SEEDS) || echo "$$seed" >>$(KEPT_SEEDS); exit 1; }; \
 	done
 	seed=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' '); echo "PROPTEST_RNG_SEED=$$seed"; \

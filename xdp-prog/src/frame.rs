@@ -32,6 +32,12 @@ pub trait Frame {
         offset
     }
 
+    /// As [`Self::opaque`], where few packets come, in the programs too that go without it elsewhere.
+    #[inline(always)]
+    fn opaque_aside<const LIMIT: usize>(&self, offset: usize) -> usize {
+        self.opaque::<LIMIT>(offset)
+    }
+
     /// Has the kernel's verifier forget how much of the frame has been viewed.
     ///
     /// The verifier checks the code that follows once for each length that it knows the frame to have.

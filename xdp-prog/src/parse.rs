@@ -241,7 +241,7 @@ pub(crate) fn follow_extensions<F: Frame>(
             // Only the first fragment has its transport header behind this one.
             return Ok(ChainEnd {
                 protocol: header.next_header,
-                l4: frame.opaque::<LONGEST_CHAIN>(offset + Extension::LENGTH),
+                l4: frame.opaque_aside::<LONGEST_CHAIN>(offset + Extension::LENGTH),
                 is_fragment: true,
                 piece: Piece {
                     identification: u32::from_ne_bytes(header.rest),
@@ -255,7 +255,7 @@ pub(crate) fn follow_extensions<F: Frame>(
             protocol::AUTHENTICATION => header.authentication_length(),
             _ => header.option_length(),
         };
-        offset = frame.opaque::<LONGEST_CHAIN>(offset + length);
+        offset = frame.opaque_aside::<LONGEST_CHAIN>(offset + length);
         protocol = header.next_header;
     }
     if is_extension(protocol) {

@@ -306,6 +306,7 @@ fn deliver_handed_over<F: FrameMut, T: World>(
     tables: &T,
 ) -> Result<Action, DropReason> {
     let (delivery, client_at_pod) = pod_flow::settle(frame, tables)?;
+    frame.forget_views();
     rewrite_and_count(frame, tables, &delivery, client_at_pod)?;
     Ok(Action::Pass)
 }
@@ -425,6 +426,7 @@ fn send_reply<F: FrameMut + FrameSum, T: World>(
     ingress: u32,
 ) -> Result<Action, DropReason> {
     let reply = reply.relayed(tables).ok_or(DropReason::StageMissing)?;
+    frame.forget_views();
     let (way, ifindex) = match reply.answer.inner() {
         None => (ReplyPath::back(&reply), ingress),
         Some(_) => answer::way_to_client(frame, tables, &reply, ingress)?,

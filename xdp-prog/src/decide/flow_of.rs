@@ -4,7 +4,7 @@ use zerocopy::transmute;
 
 use super::message::{Messages, quoted};
 use crate::{
-    abi::Tuple,
+    abi::{AddressKey, Tuple},
     flow::FlowKey,
     frame::Frame,
     parse::{Packet, Segment},
@@ -45,4 +45,10 @@ pub(crate) fn segment_of<F: Frame, A>(frame: &F, packet: &Packet<A>) -> Segment 
 pub(crate) fn opaque_tuple<T: Relay>(tables: &T, tuple: &Tuple) -> Tuple {
     let words: [u64; 5] = transmute!(*tuple);
     transmute!(words.map(|word| tables.opaque(word)))
+}
+
+/// Returns an address of which the verifier knows nothing either, not even its family.
+#[inline(always)]
+pub(crate) fn opaque_address<T: Relay>(tables: &T, address: AddressKey) -> AddressKey {
+    transmute!(address.words().map(|word| tables.opaque(word)))
 }

@@ -9,6 +9,7 @@ use crate::{
     csum::Sum,
     family::Family,
     wire::{ipv4::Ipv4, ipv6::Ipv6, transport::Tcp},
+    world::OFFSETS,
 };
 
 /// Most TCP options that are read. The kernels in use put the MSS first.
@@ -100,6 +101,7 @@ fn find<S: Skb>(skb: &mut S, packet: &Headers) -> Option<(usize, [u8; 2])> {
     skb.pull(end);
     let mut offset = packet.l4 + Tcp::LENGTH;
     for _ in 0..MAX_OPTIONS {
+        offset = skb.opaque::<{ OFFSETS + 1 }>(offset);
         if offset + usize::from(LENGTH) > end {
             return None;
         }

@@ -77,6 +77,14 @@ impl Frame for XdpFrame<'_> {
     }
 
     #[inline(always)]
+    fn opaque_aside<const LIMIT: usize>(&self, offset: usize) -> usize {
+        // Not the frame's length: packets that come by another way would pay for a register that holds it.
+        // SAFETY: the context is valid for the whole run.
+        let unknown = unsafe { (*self.ctx.ctx).rx_queue_index };
+        opaque::<LIMIT>(offset, unknown as usize)
+    }
+
+    #[inline(always)]
     fn forget_views(&self) {
         let (start, end): (usize, usize);
         // The compiler, too, must forget: it concludes from a longer view that a shorter one is within the frame, which

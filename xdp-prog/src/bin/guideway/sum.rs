@@ -21,6 +21,8 @@ static SUM_SCRATCH: PerCpuArray<Scratch, 1> = PerCpuArray::new();
 type Scratch = [u64; 256];
 /// Number of words that `bpf_csum_diff` takes at most up to Linux 6.12 (`MAX_BPF_STACK`).
 const CHUNK: usize = 64;
+/// Number of words that are zeroed in one turn of a loop, of which the verifier goes through each.
+const LINE: usize = 16;
 /// Number of chunks that are summed, whatever the length: the verifier forgets the bounds of a variable length, which
 /// `bpf_csum_diff` would need.
 const SUMMED: usize = LONGEST_SUM.div_ceil(CHUNK * size_of::<u64>());
@@ -40,9 +42,12 @@ impl FrameSum for XdpFrame<'_> {
         if length == 0 || length > LONGEST_SUM {
             return None;
         }
-        for word in scratch.iter_mut().take(SUMMED * CHUNK) {
-            // SAFETY: a word of the scratch. The write is volatile, because the BPF target has no `memset`.
-            unsafe { ptr::write_volatile(word, 0) };
+        let (lines, _) = scratch.as_chunks_mut::<LINE>();
+        for line in lines.iter_mut().take(SUMMED * CHUNK / LINE) {
+            for word in line {
+                // SAFETY: a word of the scratch. The write is volatile, because the BPF target has no `memset`.
+                unsafe { ptr::write_volatile(word, 0) };
+            }
         }
         // Up to Linux 6.1 the verifier learns nothing from a comparison with zero. With the mask it knows that the
         // length is at least one and at most that of the scratch.

@@ -29,12 +29,18 @@ impl Affinity {
         }
     }
 
+    /// Tells whether the service has no affinity. The verifier does not know afterwards.
+    #[inline(always)]
+    fn is_none<T: World>(&self, tables: &T) -> bool {
+        tables.opaque(self.seconds) == 0
+    }
+
     /// Returns the id of the past owner of the slot that the client keeps; 0 for none. Where nodes return what they do
     /// not know, they must be able to return what belongs to older connections of the client, which only owners in the slot's
     /// list may do.
     #[inline(always)]
     pub(super) fn kept<T: World>(&self, tables: &T, walk: &Walk) -> u32 {
-        if self.seconds == 0 || !walk.has_past() {
+        if self.is_none(tables) || !walk.has_past() {
             return 0;
         }
         let entry = tables.client(&self.client);
@@ -66,7 +72,7 @@ impl Affinity {
     /// Notes that a new connection of the client goes to this backend.
     #[inline(always)]
     pub(super) fn note<T: World>(&self, tables: &T, id: u32) {
-        if self.seconds == 0 {
+        if self.is_none(tables) {
             return;
         }
         let Some(backend) = tables.backend(id) else {

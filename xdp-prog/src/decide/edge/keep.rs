@@ -42,18 +42,19 @@ pub(super) fn owner<T: World>(
         0
     };
     // Who takes no new connections keeps those that he has, which datagrams do not show.
-    let may_begin = begins || walk.is_of_datagrams();
-    if pinned != 0 && (!may_begin || takes_new(tables, pinned)) {
-        if may_begin {
+    let may_begin = |walk: &Walk| begins || walk.is_of_datagrams();
+    if pinned != 0 && (!may_begin(walk) || takes_new(tables, pinned)) {
+        if may_begin(walk) {
             affinity.renew(tables, pinned);
         }
         return pinned;
     }
-    let kept = if may_begin || has_just_changed {
+    let kept = if may_begin(walk) || has_just_changed {
         affinity.kept(tables, walk)
     } else {
         0
     };
+    let walk = &walk.opaque(tables);
     let owner = match kept {
         0 if begins || !has_just_changed => walk.current(),
         0 => newest(tables, walk),
@@ -62,10 +63,10 @@ pub(super) fn owner<T: World>(
     if owner == 0 {
         return 0;
     }
-    if may_begin {
+    if may_begin(walk) {
         affinity.renew(tables, owner);
     }
-    if may_begin && walk.is_pinned() {
+    if may_begin(walk) && walk.is_pinned() {
         tables.remove_pin(PinTable::Kept, flow);
         tables.remove_pin(PinTable::Young, flow);
     }

@@ -22,7 +22,7 @@ use crate::{
             send::Try,
             walk::{DATAGRAM_SECONDS, Walk, valid_pin},
         },
-        flow_of::{flow_of, segment_of},
+        flow_of::{flow_of, opaque_tuple, segment_of},
         message::Messages,
         owner::{FoundService, no_owner},
     },
@@ -35,55 +35,81 @@ use crate::{
     world::{HandOver, PinTable, World},
 };
 
+/// A packet whose owner is looked for.
+struct Question {
+    flow: Tuple,
+    /// Not 0 if the packet begins a connection; a word, because the verifier knows nothing of it.
+    begins: u64,
+    /// Not 0 if the packet is an ICMP error about the flow.
+    is_error: u64,
+}
+
 /// Decides which owner of its slot gets a packet.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
     let known = tables.handed_over();
-    with_packet!(frame, packet => choose(frame, tables, &packet, known), reason => Verdict::Pass(reason))
+    let question = with_packet!(frame,
+        packet => read(frame, tables, &packet, known),
+        reason => Err(Verdict::Pass(reason)));
+    match question {
+        Ok(question) => choose(tables, &question, known),
+        Err(verdict) => verdict,
+    }
 }
 
 #[inline(always)]
-fn choose<'t, F: Frame, A: Messages, T: World>(
+fn read<'t, F: Frame, A: Messages, T: World>(
     frame: &F,
-    tables: &'t T,
+    tables: &T,
     packet: &Packet<A>,
     known: HandOver,
-) -> Verdict<'t> {
-    let (Some(flow), Some(found)) = (
-        flow_of(frame, packet, known.ports),
-        FoundService::handed_over(tables, known.service),
-    ) else {
+) -> Result<Question, Verdict<'t>> {
+    let Some(flow) = flow_of(frame, packet, known.ports) else {
+        return Err(Verdict::Drop(DropReason::TableChanged));
+    };
+    let segment = segment_of(frame, packet);
+    Ok(Question {
+        flow: opaque_tuple(tables, &flow.tuple()),
+        begins: tables.opaque(segment.flags.begins_connection().into()),
+        is_error: tables.opaque((packet.protocol == A::ICMP).into()),
+    })
+}
+
+#[inline(always)]
+fn choose<'t, T: World>(tables: &'t T, question: &Question, known: HandOver) -> Verdict<'t> {
+    let Some(found) = FoundService::handed_over(tables, known.service) else {
         return Verdict::Drop(DropReason::TableChanged);
     };
-    let affinity = Affinity::of(&found.entry, flow.source.key());
-    let walk = Walk::of(tables, known.backend, flow.protocol);
+    let (flow, begins) = (&question.flow, question.begins != 0);
+    let affinity = Affinity::of(&found.entry, flow.source());
+    let walk = Walk::of(tables, known.backend, flow.protocol());
     let walk = walk.by_mode(tables, found.entry.mode);
-    let begins = segment_of(frame, packet).flags.begins_connection();
+    let first = Try::first(known.detail, 0).by_mode(found.entry.mode);
     let to = |(backend, tries)| {
         tables.hand_over(HandOver {
             backend,
-            detail: Try::first(known.detail, tries).by_mode(found.entry.mode).0,
+            detail: first.with_left(tries).0,
             ..known
         });
         Verdict::Continue(Stage::Send)
     };
     if !walk.has_returns() {
-        return match keep::owner(tables, &walk, &flow.tuple(), &affinity, begins) {
-            0 if packet.protocol == A::ICMP => Verdict::Drop(DropReason::NoBackend),
+        return match keep::owner(tables, &walk, flow, &affinity, begins) {
+            0 if question.is_error != 0 => Verdict::Drop(DropReason::NoBackend),
             0 => no_owner(tables, known.service),
             owner => to((owner, 0)),
         };
     }
     if walk.is_of_datagrams() {
-        return match owner_for_datagram(tables, &walk, &flow.tuple(), &affinity) {
-            (0, _) if packet.protocol == A::ICMP => Verdict::Drop(DropReason::NoBackend),
+        return match owner_for_datagram(tables, &walk, flow, &affinity) {
+            (0, _) if question.is_error != 0 => Verdict::Drop(DropReason::NoBackend),
             (0, _) => no_owner(tables, known.service),
             chosen => to(chosen),
         };
     }
     if !begins
         && walk.is_pinned()
-        && let Some((backend, _)) = pinned(tables, &walk, &flow.tuple())
+        && let Some((backend, _)) = pinned(tables, &walk, flow)
     {
         return to((backend, walk.all_tries()));
     }
@@ -95,7 +121,7 @@ fn choose<'t, F: Frame, A: Messages, T: World>(
             return no_owner(tables, known.service);
         }
         if walk.is_pinned() {
-            walk.mark_pins(tables, &flow.tuple(), owner);
+            walk.mark_pins(tables, flow, owner);
         }
         affinity.note(tables, owner);
         return to((owner, 0));
@@ -108,7 +134,7 @@ fn choose<'t, F: Frame, A: Messages, T: World>(
         // The service has lost all of its backends, which says nothing about its connections.
         0 => match walk.newest(tables) {
             Some(newest) => to(newest),
-            None if packet.protocol == A::ICMP => Verdict::Drop(DropReason::NoBackend),
+            None if question.is_error != 0 => Verdict::Drop(DropReason::NoBackend),
             None => no_owner(tables, known.service),
         },
         owner => to((owner, walk.all_tries())),

@@ -95,6 +95,20 @@ impl Walk {
         }
     }
 
+    /// Returns the same walk, of which the verifier knows nothing: a loop that follows is checked once for all walks.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "are 32 bits wide")]
+    pub(super) fn opaque<T: World>(&self, tables: &T) -> Self {
+        let opaque = |number: u32| tables.opaque(number.into()) as u32;
+        Self {
+            index: self.index,
+            past: Past(opaque(self.past.0)),
+            current: opaque(self.current),
+            protocol: opaque(self.protocol),
+            has_returns: self.has_returns,
+        }
+    }
+
     /// Tells whether the flow has no beginning that a packet shows: all but TCP.
     #[inline(always)]
     pub(super) const fn is_of_datagrams(&self) -> bool {

@@ -15,7 +15,7 @@ use crate::{
     },
     decide::{
         address::is_no_client,
-        flow_of::opaque_tuple,
+        flow_of::{opaque_address, opaque_tuple},
         owner::{FoundService, choose_from},
     },
     frame::Frame,
@@ -143,7 +143,7 @@ fn begin<'t, T: World>(
         service: arrived.service,
         id: chosen.id,
         backend: chosen.backend,
-        address: way.address,
+        address: opaque_address(tables, way.address),
         origin: &Origin {
             link: origin.link.with_mtu(mtu),
             ..*origin

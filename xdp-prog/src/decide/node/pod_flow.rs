@@ -25,17 +25,17 @@ use super::{
 };
 use crate::{
     abi::{FLOW_FIN_CLIENT, PodFlow, Tuple},
-    decide::address::is_no_client,
+    decide::{address::is_no_client, flow_of::opaque_tuple},
     flow_state,
     frame::Frame,
     parse::Segment,
     reason::DropReason,
     verdict::{ClientAtPod, Delivery, SeenByPod},
     wire::protocol,
-    world::{FlowTable, Inserted, World},
+    world::{FlowTable, Inserted, Relay, World},
 };
 
-/// Number of ports that are tried before a flow is refused: the client's own, that of the forward entry, and others.
+/// Number of ports that are tried before a flow is refused, beside that of the forward entry: the client's own and others.
 pub const PORT_TRIES: u32 = 18;
 
 /// Ports below this are for the superuser. Their clients get other ports of that kind (RFC 6056 section 3.2 has the
@@ -179,71 +179,67 @@ impl Flow<'_> {
         .with_client_port(key, delivery.source_port())
     }
 
-    /// Finds the port by which the pod sees the flow, or will see it.
+    /// Finds the port by which the pod sees the flow, or will see it: the client's own, that of the forward entry, or one
+    /// of those by hash, in this order.
     #[inline(always)]
     fn find<T: World>(&self, tables: &T, is_new: bool) -> Result<Place, DropReason> {
-        let mut is_new = is_new && self.seen_by_pod == SeenByPod::Client;
-        let mut ports = Ports::of(&self.forward, seed(tables));
-        let mut port = u16::from_be_bytes(self.delivery.source_port());
-        let mut tried = Tried::Own;
-        let mut is_own_unproved = false;
-        // In this order: the client's own port, that of the forward entry, those by hash.
-        for _ in 0..PORT_TRIES {
-            let lookup = if is_new {
-                FlowLookup::Unknown
-            } else {
-                self.look_up(tables, &self.key(port))
-            };
-            is_new = false;
-            let place = Place {
-                port,
-                tried,
-                lookup,
-            };
-            if lookup.is_known() {
-                return Ok(place);
-            }
-            if tried == Tried::Own {
-                is_own_unproved = lookup == FlowLookup::Unproved;
-            }
-            if tried == Tried::Own
-                && let Some((known, table)) = flow_lookup::find_and_renew_forward(
-                    tables,
-                    &self.forward,
-                    &self.delivery.backend.pod,
-                )
-            {
-                port = known;
-                tried = match table {
-                    FlowTable::Established => Tried::Established,
-                    FlowTable::Embryonic => Tried::Embryonic,
-                };
-                continue;
-            }
-            if lookup == FlowLookup::Unknown {
-                return Ok(place);
-            }
-            if !self.may_begin() {
-                return Err(DropReason::UnknownFlow);
-            }
-            if lookup == FlowLookup::Idle {
-                return Ok(place);
-            }
-            if self.delivery.protocol == protocol::SCTP {
-                // SCTP's checksum covers the ports, so the flow must keep the client's port.
-                break;
-            }
-            port = ports.following();
-            tried = Tried::ByHash;
+        let own = Place {
+            port: u16::from_be_bytes(self.delivery.source_port()),
+            tried: Tried::Own,
+            lookup: FlowLookup::Unknown,
+        };
+        let mut place = own;
+        if !is_new || self.seen_by_pod != SeenByPod::Client {
+            place = self.look_up_at(tables, own.port, own.tried);
         }
-        if !is_own_unproved {
+        let is_own_unproved = tables.opaque((place.lookup == FlowLookup::Unproved).into());
+        let pod = &self.delivery.backend.pod;
+        if !place.lookup.is_known()
+            && let Some((port, table)) =
+                flow_lookup::find_and_renew_forward(tables, &self.forward, pod)
+        {
+            let tried = match table {
+                FlowTable::Established => Tried::Established,
+                FlowTable::Embryonic => Tried::Embryonic,
+            };
+            place = self.look_up_at(tables, port, tried);
+        }
+        if place.lookup.is_known() || place.lookup == FlowLookup::Unknown {
+            return Ok(place);
+        }
+        if !self.may_begin() {
+            return Err(DropReason::UnknownFlow);
+        }
+        if place.lookup == FlowLookup::Idle {
+            return Ok(place);
+        }
+        // SCTP's checksum covers the ports, so the flow must keep the client's port.
+        if self.delivery.protocol != protocol::SCTP {
+            let mut ports = Ports::of(&self.forward, seed(tables)).opaque(tables);
+            for _ in 1..PORT_TRIES {
+                let place = self.look_up_at(tables, ports.following(), Tried::ByHash);
+                if !matches!(place.lookup, FlowLookup::Held | FlowLookup::Unproved) {
+                    return Ok(place);
+                }
+            }
+        }
+        if is_own_unproved == 0 {
             return Err(DropReason::FlowConflict);
         }
         Ok(Place {
-            port: u16::from_be_bytes(self.delivery.source_port()),
-            tried: Tried::Own,
             lookup: FlowLookup::Idle,
+            ..own
         })
+    }
+
+    /// Looks the flow up by a port.
+    #[inline(always)]
+    fn look_up_at<T: World>(&self, tables: &T, port: u16, tried: Tried) -> Place {
+        Place {
+            port,
+            tried,
+            lookup: self.look_up(tables, &opaque_tuple(tables, &self.key(port))),
+        }
     }
 
     /// Adds the flow with this port, or moves it to the table where it belongs now.
@@ -370,6 +366,18 @@ impl Ports {
             count,
             offset: scaled(hash, count),
             leap: 1 + scaled(hash << 16, count - 1),
+        }
+    }
+
+    /// Returns the same ports, of which the verifier knows nothing: a loop over them is checked once for all clients.
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "are at most 32 bits wide")]
+    fn opaque<T: Relay>(self, tables: &T) -> Self {
+        Self {
+            first: tables.opaque(self.first.into()) as u16,
+            count: tables.opaque(self.count.into()) as u32,
+            offset: tables.opaque(self.offset.into()) as u32,
+            leap: tables.opaque(self.leap.into()) as u32,
         }
     }
 

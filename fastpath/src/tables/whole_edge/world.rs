@@ -16,6 +16,7 @@ use xdp_prog::{
         Pin, Pod, PodFlow, PodKey, REASONS_OF_CPU, Service, ServiceKeyV4, ServiceKeyV6,
         ServiceWord, Slot, SourcePrefix, Traffic, Tuple, WAYS,
     },
+    capture::Reasons,
     frame::{FrameMut, FrameSum},
     process::{Action, process, resume},
     reason::DropReason,
@@ -57,6 +58,8 @@ pub struct EdgeWorld {
     service_traffic: BatchTraffic,
     backend_traffic: BatchTraffic,
     between_stages: BetweenStages,
+    /// The reasons that were counted since a capture has taken them.
+    counted: Cell<Reasons>,
     /// When the allowances of this thread are full again, in ns.
     answers_full_at: Cell<u64>,
     returns_full_at: Cell<u64>,
@@ -179,6 +182,7 @@ impl EdgeWorld {
             service_traffic: BatchTraffic::new(),
             backend_traffic: BatchTraffic::new(),
             between_stages: BetweenStages::default(),
+            counted: Cell::default(),
             answers_full_at: Cell::default(),
             returns_full_at: Cell::default(),
         })
@@ -215,6 +219,11 @@ impl EdgeWorld {
             };
         }
         action
+    }
+
+    /// Returns the reasons that were counted since they were returned last.
+    pub fn take_reasons(&self) -> Reasons {
+        self.counted.take()
     }
 
     /// Tells whether a stage is there: those of pods, of NAT mode and of announced addresses are missing.
@@ -359,6 +368,9 @@ impl Counters for EdgeWorld {
     fn count_reason(&self, index: u32) {
         let place = self.cpu.wrapping_mul(REASONS_OF_CPU).wrapping_add(index);
         self.arrays.reasons.add_u64(place, 0, 1);
+        let mut counted = self.counted.get();
+        counted.insert(index);
+        self.counted.set(counted);
     }
 
     fn count_forward(&self, service: u32, backend: u32, bytes: u64) {

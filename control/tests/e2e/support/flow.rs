@@ -1,6 +1,7 @@
 //! Flows of a client: a TCP connection, an SCTP association or a connected UDP socket.
 
 use std::{
+    collections::BTreeSet,
     io::{self, BufRead, BufReader, Write},
     net::{SocketAddr, TcpStream, UdpSocket},
     time::Duration,
@@ -8,6 +9,7 @@ use std::{
 
 use lab::Machine;
 use nix::sys::socket::{setsockopt, sockopt::TcpRepair};
+use socket2::SockRef;
 
 use super::{Protocol, Service};
 
@@ -68,6 +70,20 @@ impl Flow {
         Self::ask_first(client, service, |from| Socket::resume(service, from))
     }
 
+    /// Ends the flow, a connection by a reset, and opens another one from the same port that has the same patience.
+    pub(crate) fn reopen(self, client: &Machine) -> io::Result<Self> {
+        let Self {
+            service,
+            client: from,
+            socket,
+            ..
+        } = self;
+        let patience = socket.reset()?;
+        Self::ask_first_from(from, client, &service, |from| {
+            Socket::connect(&service, from, patience)
+        })
+    }
+
     fn ask_first(
         client: &Machine,
         service: &Service,
@@ -75,6 +91,15 @@ impl Flow {
     ) -> io::Result<Self> {
         let from = client.address_like(service.address.ip());
         let from = SocketAddr::new(from, client.fresh_port());
+        Self::ask_first_from(from, client, service, connect)
+    }
+
+    fn ask_first_from(
+        from: SocketAddr,
+        client: &Machine,
+        service: &Service,
+        connect: impl FnOnce(SocketAddr) -> io::Result<Socket> + Send,
+    ) -> io::Result<Self> {
         let socket = client.namespace().run(|| connect(from))?;
         let mut flow = Self {
             service: *service,
@@ -89,14 +114,40 @@ impl Flow {
 
     /// Opens several flows to each service; all of them must succeed.
     pub(crate) fn open_many(client: &Machine, services: &[Service], each: usize) -> Vec<Self> {
+        Self::open_many_within(client, services, each, PATIENCE)
+    }
+
+    /// Opens several flows to each service, none of which waits longer than told for any answer; all of them must succeed.
+    pub(crate) fn open_many_within(
+        client: &Machine,
+        services: &[Service],
+        each: usize,
+        patience: Duration,
+    ) -> Vec<Self> {
         services
             .iter()
             .flat_map(|service| std::iter::repeat_n(service, each))
             .map(|service| {
-                Self::open(client, service)
+                Self::open_within(client, service, patience)
                     .unwrap_or_else(|error| panic!("{service} ({:?}): {error}", service.mode))
             })
             .collect()
+    }
+
+    /// Asks on each flow; the node or pod that has answered first must answer.
+    pub(crate) fn all_stay<'f>(flows: impl IntoIterator<Item = &'f mut Self>, when: &str) {
+        for flow in flows {
+            let service = flow.service;
+            let of = format!("{} to {service} ({}) {when}", flow.client, service.mode);
+            let answered = flow.ask().unwrap_or_else(|error| panic!("{of}: {error}"));
+            assert_eq!(answered, flow.node, "{of}");
+        }
+    }
+
+    /// The nodes or pods that some flows are at.
+    pub(crate) fn nodes<'f>(flows: impl IntoIterator<Item = &'f Self>) -> BTreeSet<&'f str> {
+        let flows = flows.into_iter();
+        flows.map(|flow| flow.node.as_str()).collect()
     }
 
     /// Sends a few bytes and returns the node that answers.
@@ -148,6 +199,19 @@ impl Socket {
         setsockopt(&socket, TcpRepair, &0)?;
         socket.set_read_timeout(Some(PATIENCE))?;
         Ok(Self::Stream(BufReader::new(socket.into())))
+    }
+
+    /// Closes it, a stream by a reset, and returns how long it waited for answers.
+    fn reset(self) -> io::Result<Duration> {
+        let patience = match &self {
+            Self::Stream(stream) => {
+                let stream = SockRef::from(stream.get_ref());
+                stream.set_linger(Some(Duration::ZERO))?;
+                stream.read_timeout()?
+            }
+            Self::Udp(socket) => socket.read_timeout()?,
+        };
+        Ok(patience.unwrap_or(PATIENCE))
     }
 
     fn client(&self) -> io::Result<SocketAddr> {

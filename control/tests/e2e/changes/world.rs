@@ -53,6 +53,8 @@ struct Member<'net> {
     is_running: bool,
     file: String,
     reloads: u64,
+    /// Whether it may not have noticed its file yet.
+    is_behind: bool,
 }
 
 impl<'net> World<'net> {
@@ -235,10 +237,11 @@ impl<'net> World<'net> {
     }
 
     /// Waits until all agents that run have their files.
-    fn wait(&self) {
-        let running = self.edges.iter().chain(&self.nodes);
-        for member in running.filter(|member| member.is_running) {
+    fn wait(&mut self) {
+        let members = self.edges.iter_mut().chain(&mut self.nodes);
+        for member in members.filter(|member| member.is_behind) {
             member.agent.wait_for_reloads(member.reloads);
+            member.is_behind = false;
         }
     }
 
@@ -248,9 +251,7 @@ impl<'net> World<'net> {
         // From here on, nobody forwards what the router sends there.
         edge.agent.json(&["detach"]);
         self.route();
-        let edge = &mut self.edges[lost];
-        edge.agent.wait_for_end();
-        edge.is_running = false;
+        self.edges[lost].end();
     }
 
     fn add_edge(&mut self) {
@@ -287,6 +288,7 @@ impl<'net> Member<'net> {
             is_running: true,
             file,
             reloads: 1,
+            is_behind: false,
         }
     }
 
@@ -297,13 +299,20 @@ impl<'net> Member<'net> {
         }
         self.agent.write_config(&file);
         self.file = file;
+        self.is_behind = self.is_running;
         self.reloads += u64::from(self.is_running);
     }
 
     fn kill(&mut self) {
         self.agent.signal(Signal::SIGKILL);
+        self.end();
+    }
+
+    /// Waits until the agent has ended.
+    fn end(&mut self) {
         self.agent.wait_for_end();
         self.is_running = false;
+        self.is_behind = false;
     }
 
     fn start(&mut self) {

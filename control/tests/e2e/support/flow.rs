@@ -9,7 +9,6 @@ use std::{
 
 use lab::Machine;
 use nix::sys::socket::{setsockopt, sockopt::TcpRepair};
-use socket2::SockRef;
 
 use super::{Protocol, Service};
 
@@ -60,46 +59,35 @@ impl Flow {
         service: &Service,
         patience: Duration,
     ) -> io::Result<Self> {
-        Self::ask_first(client, service, |from| {
+        let port = client.fresh_port();
+        Self::open_from(client, service, port, patience)
+    }
+
+    /// Opens a flow from a port, which no other flow has.
+    pub(crate) fn open_from(
+        client: &Machine,
+        service: &Service,
+        port: u16,
+        patience: Duration,
+    ) -> io::Result<Self> {
+        Self::ask_first(client, service, port, |from| {
             Socket::connect(service, from, patience)
         })
     }
 
     /// Asks on a TCP connection that no other machine knows: its client has sent no SYN.
     pub(crate) fn resume(client: &Machine, service: &Service) -> io::Result<Self> {
-        Self::ask_first(client, service, |from| Socket::resume(service, from))
-    }
-
-    /// Ends the flow, a connection by a reset, and opens another one from the same port that has the same patience.
-    pub(crate) fn reopen(self, client: &Machine) -> io::Result<Self> {
-        let Self {
-            service,
-            client: from,
-            socket,
-            ..
-        } = self;
-        let patience = socket.reset()?;
-        Self::ask_first_from(from, client, &service, |from| {
-            Socket::connect(&service, from, patience)
-        })
+        let port = client.fresh_port();
+        Self::ask_first(client, service, port, |from| Socket::resume(service, from))
     }
 
     fn ask_first(
         client: &Machine,
         service: &Service,
+        port: u16,
         connect: impl FnOnce(SocketAddr) -> io::Result<Socket> + Send,
     ) -> io::Result<Self> {
-        let from = client.address_like(service.address.ip());
-        let from = SocketAddr::new(from, client.fresh_port());
-        Self::ask_first_from(from, client, service, connect)
-    }
-
-    fn ask_first_from(
-        from: SocketAddr,
-        client: &Machine,
-        service: &Service,
-        connect: impl FnOnce(SocketAddr) -> io::Result<Socket> + Send,
-    ) -> io::Result<Self> {
+        let from = SocketAddr::new(client.address_like(service.address.ip()), port);
         let socket = client.namespace().run(|| connect(from))?;
         let mut flow = Self {
             service: *service,
@@ -199,19 +187,6 @@ impl Socket {
         setsockopt(&socket, TcpRepair, &0)?;
         socket.set_read_timeout(Some(PATIENCE))?;
         Ok(Self::Stream(BufReader::new(socket.into())))
-    }
-
-    /// Closes it, a stream by a reset, and returns how long it waited for answers.
-    fn reset(self) -> io::Result<Duration> {
-        let patience = match &self {
-            Self::Stream(stream) => {
-                let stream = SockRef::from(stream.get_ref());
-                stream.set_linger(Some(Duration::ZERO))?;
-                stream.read_timeout()?
-            }
-            Self::Udp(socket) => socket.read_timeout()?,
-        };
-        Ok(patience.unwrap_or(PATIENCE))
     }
 
     fn client(&self) -> io::Result<SocketAddr> {

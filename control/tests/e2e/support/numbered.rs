@@ -19,7 +19,7 @@ use super::{Protocol, Service, TIMEOUT};
 /// Datagrams of one sender that are under way at once, at the most. Those of all senders are fewer than any queue holds.
 const UNDER_WAY: u64 = 8;
 /// From the last answer to some datagrams to the next ones. What a sender does in between costs less than this.
-const PAUSE: Duration = Duration::from_millis(5);
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Senders of datagrams to services, one for each. No answer is waited for so long that a busy machine could miss it.
 #[derive(Debug)]

@@ -36,7 +36,7 @@ const BUSY: usize = 1;
 const IDLE: Duration = Duration::from_millis(10);
 const ROUNDS: u64 = 5;
 /// Pairs that are chosen by default.
-const PAIRS: usize = 6;
+const PAIRS: usize = 4;
 const SEED: u64 = 19;
 /// When a port may be used again. For so long after its end, a node takes what comes from there for a part of the earlier
 /// connection.
@@ -58,7 +58,9 @@ fn flows_live_through_single_changes_and_pairs_of_them() {
         println!("GUIDEWAY_CHANGES_SEED={seed}");
         let net = topology();
         let mut trial = Trial::start(&net, held);
-        for change in Change::ALL {
+        // An edge is added on the way back from its loss.
+        let singles = Change::ALL.into_iter();
+        for change in singles.filter(|change| *change != Change::EdgeAdded) {
             trial.live_through(&[change]);
         }
         for pair in shuffled(seed).into_iter().take(pairs) {

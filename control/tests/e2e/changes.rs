@@ -38,9 +38,9 @@ const ROUNDS: u64 = 5;
 /// Pairs that are chosen by default.
 const PAIRS: usize = 4;
 const SEED: u64 = 19;
-/// When a port may be used again. For so long after its end, a node takes what comes from there for a part of the earlier
+/// When a port may be used again: for a minute after its end, a node takes what comes from there for a part of the earlier
 /// connection.
-const END: Duration = Duration::from_secs(65);
+const END: Duration = Duration::from_secs(90);
 /// Datagrams with numbers before an agent is killed, while it is away and after it has come back, at the least.
 const NUMBERS: u64 = 1000;
 

@@ -127,12 +127,13 @@ health: setup
 	$(call only,--workspace --lib health)
 	$(call only,--workspace --test e2e health)
 
-# What takes too long for each change: floods and outages of five minutes, 10 000 hostile objects, and
-# random frames and cases of seeds that are drawn, and printed. A seed that fails is kept, to be committed with the mend,
-# and runs each time from then on.
+# What takes too long for each change: floods and outages of five minutes, an hour of all pairs of changes under 2000 held
+# connections, 10 000 hostile objects, and random frames and cases of seeds that are drawn, and printed. A seed that fails
+# is kept, to be committed with the mend, and runs each time from then on.
 soak: KEPT_SEEDS := fastpath/tests/random_frames/seeds
 soak: export GUIDEWAY_ATTACK_SECONDS := 300
 soak: export GUIDEWAY_OUTAGE_SECONDS := 300
+soak: export GUIDEWAY_CHANGES_SECONDS := 3600
 soak: export GUIDEWAY_HOSTILE_OBJECTS := 10000
 soak: export GUIDEWAY_TABLE_CHANGES := 100000
 soak: export GUIDEWAY_LEDGER_PACKETS := 1000000
@@ -140,6 +141,7 @@ soak: export GUIDEWAY_FRAMES := 10000000
 soak:
 	@deploy/setup.sh test
 	cargo test --workspace --locked --test attack -- --nocapture
+	$(call only,--workspace --test e2e changes)
 	$(call only,--workspace --test kubernetes outages)
 	$(call only,--workspace --test kubernetes hostile_objects)
 	for seed in $$(cat $(KEPT_SEEDS)) $$(od -An -N8 -tx8 /dev/urandom); do \

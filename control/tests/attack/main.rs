@@ -31,6 +31,7 @@ use crate::{
     held::{Held, broken},
     live::send,
     network::{Attempts, Network, Way},
+    support::number,
 };
 
 /// Connections held by each way.
@@ -48,12 +49,6 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// How long floods last, where somebody has said so.
 fn asked_for() -> Option<Duration> {
     number("GUIDEWAY_ATTACK_SECONDS").map(Duration::from_secs)
-}
-
-fn number(variable: &str) -> Option<u64> {
-    let text = env::var(variable).ok()?;
-    let number = text.parse();
-    Some(number.unwrap_or_else(|_| panic!("{variable}={text:?} is no number")))
 }
 
 /// The floods that somebody has named, or all.

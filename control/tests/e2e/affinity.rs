@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 
 use lab::{Machine, Topology};
 
-use crate::past_owners::without;
-use crate::support::{Agent, Flow, Mode, PodService, Service, cluster_config, serve_on_pods};
+use crate::support::{
+    Agent, Flow, Mode, PodService, Service, cluster_config, serve_on_pods, without,
+};
 
 /// Connections of a client to one service.
 const FLOWS: usize = 4;

@@ -10,6 +10,7 @@ mod affinity;
 mod alone;
 mod announce;
 mod capture;
+mod changes;
 mod checksums;
 mod commands;
 mod egress;

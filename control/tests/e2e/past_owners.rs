@@ -1,14 +1,12 @@
 //! Connections, and flows of datagrams, stay at their pods while the pods of a service change, although other pods own
 //! their slots by then. The edge is a machine of its own, or a node with pods.
 
-use std::collections::BTreeSet;
-
 use lab::{Cidr, Machine, Route, Topology, output};
 
 use crate::path_mtu::learnt_mtu;
 use crate::support::{
     Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, Traffic, cluster_config,
-    serve_on_pods,
+    serve_on_pods, without,
 };
 
 /// Held connections to each service that are in use during the change, and as many that are idle.
@@ -18,42 +16,8 @@ const ROUNDS: u64 = 5;
 /// Changes a configuration file in what it says of one pod.
 type Edit = fn(&str, &Machine) -> String;
 
-/// Lines about a pod as a backend.
-fn is_about(line: &str, pod: &Machine) -> bool {
-    let addresses = [pod.v4(), pod.v6()];
-    let mut names = addresses
-        .iter()
-        .map(|address| format!("- {{ address: \"{address}\""));
-    names.any(|name| line.contains(&name))
-}
-
 fn unchanged(config: &str, _: &Machine) -> String {
     config.to_owned()
-}
-
-/// A configuration file without a pod.
-pub(crate) fn without(config: &str, pod: &Machine) -> String {
-    let lines = config.lines().filter(|line| !is_about(line, pod));
-    lines.map(|line| format!("{line}\n")).collect()
-}
-
-fn heavier(config: &str, pod: &Machine) -> String {
-    with(config, pod, "weight: 6")
-}
-
-fn drained(config: &str, pod: &Machine) -> String {
-    with(config, pod, "drain: true")
-}
-
-fn with(config: &str, pod: &Machine, field: &str) -> String {
-    let lines = config.lines().map(|line| {
-        if is_about(line, pod) {
-            format!("{}\n", line.replace(" }", &format!(", {field} }}")))
-        } else {
-            format!("{line}\n")
-        }
-    });
-    lines.collect()
 }
 
 /// The pod that owns the slot of a flow, as the edge tells it.
@@ -235,15 +199,6 @@ fn connections_stay(
     );
 }
 
-/// Asks on each flow; the pod that has answered first must answer.
-fn all_stay(flows: &mut [Flow], when: &str) {
-    for flow in flows {
-        let of = format!("{} to {} {when}", flow.client, flow.service);
-        let answered = flow.ask().unwrap_or_else(|error| panic!("{of}: {error}"));
-        assert_eq!(answered, flow.node, "{of}");
-    }
-}
-
 /// Holds flows of UDP while what the file says of a pod changes; returns those of before and new ones.
 fn datagrams_stay(
     net: &Topology,
@@ -260,15 +215,15 @@ fn datagrams_stay(
     agents.change(pod, after);
     traffic.wait_for_rounds(ROUNDS);
     traffic.stop_unharmed();
-    all_stay(&mut idle, "after the change");
+    Flow::all_stay(&mut idle, "after the change");
     let mut fresh = Flow::open_many(client, &agents.services, FLOWS);
-    all_stay(&mut fresh, "which is new");
+    Flow::all_stay(&mut fresh, "which is new");
     // What is returned within the edge's machine takes no frame.
     assert!(net.edges().is_empty() || agents.returned() > 0);
     // A pin spares the second packet the way back.
     let returned = agents.returned();
-    all_stay(&mut idle, "which is pinned");
-    all_stay(&mut fresh, "which is new and pinned");
+    Flow::all_stay(&mut idle, "which is pinned");
+    Flow::all_stay(&mut fresh, "which is new and pinned");
     assert_eq!(
         agents.returned(),
         returned,
@@ -277,45 +232,27 @@ fn datagrams_stay(
 
     // Back again: what came meanwhile stays too.
     agents.change_again(pod, before);
-    all_stay(&mut idle, "after the way back");
-    all_stay(&mut fresh, "which came in between");
+    Flow::all_stay(&mut idle, "after the way back");
+    Flow::all_stay(&mut fresh, "which came in between");
     (idle, fresh)
 }
 
 fn datagrams_of_a_leaving_pod_go_on(net: &Topology, pod: &Machine, leaves: Edit) {
     let (held, fresh) = datagrams_stay(net, pod, (unchanged, leaves));
-    assert!(pods_of(&held).contains(pod.label()));
+    assert!(Flow::nodes(&held).contains(pod.label()));
     assert!(
-        !pods_of(&fresh).contains(pod.label()),
+        !Flow::nodes(&fresh).contains(pod.label()),
         "it gets no new ones"
     );
 }
 
 fn datagrams_stay_beside_an_added_pod(net: &Topology, pod: &Machine) {
     let (held, fresh) = datagrams_stay(net, pod, (without, unchanged));
-    assert!(!pods_of(&held).contains(pod.label()));
-    assert!(pods_of(&fresh).contains(pod.label()), "it gets new ones");
-}
-
-#[test]
-fn datagrams_of_a_pod_that_is_removed_go_on() {
-    let net = edge_apart();
-    let pod = net.pods().next().unwrap();
-    datagrams_of_a_leaving_pod_go_on(&net, pod, without);
-}
-
-#[test]
-fn datagrams_stay_where_they_are_when_a_pod_is_added() {
-    let net = edge_apart();
-    let pod = net.pods().next().unwrap();
-    datagrams_stay_beside_an_added_pod(&net, pod);
-}
-
-#[test]
-fn datagrams_of_a_pod_that_drains_go_on() {
-    let net = edge_apart();
-    let pod = net.pods().next().unwrap();
-    datagrams_of_a_leaving_pod_go_on(&net, pod, drained);
+    assert!(!Flow::nodes(&held).contains(pod.label()));
+    assert!(
+        Flow::nodes(&fresh).contains(pod.label()),
+        "it gets new ones"
+    );
 }
 
 #[test]
@@ -332,10 +269,6 @@ fn datagrams_stay_when_a_pod_of_the_edge_is_added() {
     datagrams_stay_beside_an_added_pod(&net, pod);
 }
 
-fn pods_of(flows: &[Flow]) -> BTreeSet<&str> {
-    flows.iter().map(|flow| flow.node.as_str()).collect()
-}
-
 fn connections_of_a_removed_pod_go_on(
     net: &Topology,
     pod: &Machine,
@@ -343,60 +276,11 @@ fn connections_of_a_removed_pod_go_on(
 ) {
     connections_stay(net, pod, (unchanged, without), |agents, moved, fresh| {
         assert!(moved.iter().any(|moved| moved.flow.node == pod.label()));
-        assert!(!pods_of(fresh).contains(pod.label()), "it gets no new ones");
+        assert!(
+            !Flow::nodes(fresh).contains(pod.label()),
+            "it gets no new ones"
+        );
         check(agents, moved);
-    });
-}
-
-#[test]
-fn connections_of_a_pod_that_is_removed_go_on() {
-    let net = edge_apart();
-    let pod = net.pods().next().unwrap();
-    connections_of_a_removed_pod_go_on(&net, pod, |agents, moved| {
-        assert!(agents.retried() >= moved.len() as u64);
-    });
-}
-
-#[test]
-fn connections_stay_where_they_are_when_a_pod_is_added() {
-    let net = edge_apart();
-    let pod = net.pods().next().unwrap();
-    connections_stay(&net, pod, (without, unchanged), |agents, moved, fresh| {
-        assert!(moved.iter().all(|moved| moved.flow.node != pod.label()));
-        assert!(pods_of(fresh).contains(pod.label()), "it gets new ones");
-        assert!(agents.retried() >= moved.len() as u64);
-    });
-}
-
-#[test]
-fn connections_stay_where_they_are_when_a_pod_gets_another_weight() {
-    let net = edge_apart();
-    let pod = net.pods().next().unwrap();
-    connections_stay(&net, pod, (unchanged, heavier), |agents, moved, fresh| {
-        assert!(moved.iter().all(|moved| moved.flow.node != pod.label()));
-        assert!(pods_of(fresh).contains(pod.label()));
-        assert!(agents.retried() >= moved.len() as u64);
-    });
-}
-
-#[test]
-fn connections_of_a_pod_that_drains_go_on() {
-    let net = edge_apart();
-    let pod = net.pods().next().unwrap();
-    connections_stay(&net, pod, (unchanged, drained), |agents, moved, fresh| {
-        assert!(moved.iter().any(|moved| moved.flow.node == pod.label()));
-        assert!(!pods_of(fresh).contains(pod.label()), "it gets no new ones");
-        assert!(agents.retried() >= moved.len() as u64);
-    });
-}
-
-#[test]
-fn a_pod_gets_new_connections_when_its_drain_ends() {
-    let net = edge_apart();
-    let pod = net.pods().next().unwrap();
-    connections_stay(&net, pod, (drained, unchanged), |_, moved, fresh| {
-        assert!(moved.iter().all(|moved| moved.flow.node != pod.label()));
-        assert!(pods_of(fresh).contains(pod.label()), "it gets new ones");
     });
 }
 
@@ -430,7 +314,7 @@ fn connections_stay_when_a_pod_of_the_edge_is_added() {
     let pod = net.nodes()[0].pods().first().unwrap();
     connections_stay(&net, pod, (without, unchanged), |agents, moved, fresh| {
         assert!(moved.iter().all(|moved| moved.flow.node != pod.label()));
-        assert!(pods_of(fresh).contains(pod.label()), "it gets new ones");
+        assert!(Flow::nodes(fresh).contains(pod.label()), "it gets new ones");
         for is_at_edge in [false, true] {
             let mut moved = moved.iter();
             let found = moved.any(|moved| agents.is_at_edge(&moved.flow.node) == is_at_edge);

@@ -6,11 +6,11 @@ use lab::{Machine, Route, Signal, Topology, wait_for};
 use serde_json::Value;
 
 use crate::support::{
-    Agent, Flow, Mode, PodService, Service, TIMEOUT, cluster_config, serve_on_pods,
+    Agent, Flow, Mode, PodService, Service, TIMEOUT, cluster_config, serve_on_pods, without,
 };
 
 const PORT: u16 = 9754;
-const KEY: &str = "0123456789abcdef0123456789abcdef";
+pub(crate) const KEY: &str = "0123456789abcdef0123456789abcdef";
 
 /// Two edges before two nodes with three pods each.
 fn network() -> Topology {
@@ -23,7 +23,7 @@ fn services() -> Vec<PodService<'static>> {
 }
 
 /// The file of an edge, which asks all edges, itself included.
-fn with_peers(config: &str, edge: &Machine, net: &Topology, key: &str) -> String {
+pub(crate) fn with_peers(config: &str, edge: &Machine, net: &Topology, key: &str) -> String {
     let path = edge.namespace().write_file("peers.key", key).unwrap();
     let all = net.edges().iter();
     let all: Vec<String> = all
@@ -39,17 +39,6 @@ fn with_peers(config: &str, edge: &Machine, net: &Topology, key: &str) -> String
     )
     .unwrap();
     text
-}
-
-/// Leaves a pod out.
-fn without(config: &str, pod: &Machine) -> String {
-    let names = [pod.v4().to_string(), pod.v6().to_string()];
-    let is_about = |line: &&str| {
-        let mut names = names.iter();
-        !names.any(|name| line.contains(&format!("- {{ address: \"{name}\"")))
-    };
-    let lines = config.lines().filter(is_about);
-    lines.map(|line| format!("{line}\n")).collect()
 }
 
 /// Lists the backends of each service from the last to the first.
@@ -94,7 +83,7 @@ fn wait_until_begun(edge: &Agent<'_>, how: &str) {
 
 /// Waits until an edge without tables has begun with the past of the other one. It waits for that for some seconds: where
 /// the machine stops for as long, it starts once more.
-fn begin_from_peer(edge: &mut Agent<'_>) {
+pub(crate) fn begin_from_peer(edge: &mut Agent<'_>) {
     wait_for("the edge begins with the past of a peer", TIMEOUT, || {
         let status = edge.wait_for_answer("the edge has begun", &["status"], |status| {
             status["peers"]["begun"] != "waits"
@@ -116,10 +105,10 @@ fn start_over(edge: &mut Agent<'_>) {
     edge.start_again();
 }
 
-fn wait_until_agreed(edges: &[Agent<'_>; 2]) {
+pub(crate) fn wait_until_agreed(edges: [&Agent<'_>; 2]) {
     for edge in edges {
         edge.wait_for_answer("the edges agree", &["status"], |status| {
-            status["peers"]["peers"][0]["agrees"] == true && owners(&edges[0]) == owners(&edges[1])
+            status["peers"]["peers"][0]["agrees"] == true && owners(edges[0]) == owners(edges[1])
         });
     }
 }
@@ -138,7 +127,7 @@ fn edges_that_saw_other_changes_agree_on_length_and_members_of_every_list() {
         Agent::start(other, &file(other, &reversed(&config))),
     ];
     begin_from_peer(&mut edges[1]);
-    wait_until_agreed(&edges);
+    wait_until_agreed(edges.each_ref());
 
     // One edge sees two changes, and the other one of them.
     let pods: Vec<&Machine> = net.pods().collect();
@@ -152,7 +141,7 @@ fn edges_that_saw_other_changes_agree_on_length_and_members_of_every_list() {
     edges[1].write_config(&file(other, &reversed(&last)));
     edges[0].wait_for_reloads(3);
     edges[1].wait_for_reloads(2);
-    wait_until_agreed(&edges);
+    wait_until_agreed(edges.each_ref());
     let taken = |edge: &Agent<'_>| {
         let status = edge.json(&["status"]);
         status["peers"]["slots_taken"].as_u64().unwrap()
@@ -180,7 +169,7 @@ fn edges_that_saw_other_changes_agree_on_length_and_members_of_every_list() {
     });
     edges[1].write_config(&file(other, &reversed(&reweighted)));
     edges[1].wait_for_reloads(3);
-    wait_until_agreed(&edges);
+    wait_until_agreed(edges.each_ref());
 
     // An agent that starts again has its own past.
     let before = owners(&edges[1]);
@@ -197,7 +186,7 @@ fn edges_that_saw_other_changes_agree_on_length_and_members_of_every_list() {
     let page = one_again.page(&["status"]);
     assert!(page.contains("began with the past of a peer"), "{page}");
     assert_eq!(owners(&still), before);
-    wait_until_agreed(&[one_again, still]);
+    wait_until_agreed([&one_again, &still]);
 }
 
 #[test]

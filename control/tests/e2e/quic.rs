@@ -13,10 +13,9 @@ use quinn::{
 };
 use tokio::{runtime, time::timeout};
 
-use crate::past_owners::without;
 use crate::support::{
     Agent, Capture, Cluster, Mode, PodService, Protocol, Service, TIMEOUT, cluster_config,
-    nat_config,
+    nat_config, without,
 };
 
 const PORT: u16 = 443;

@@ -1,16 +1,18 @@
-//! Agents end and start again under traffic, and no flow notices.
+//! Agents end and start again under traffic: no flow notices, and no datagram is lost.
 
 use std::net::SocketAddr;
 
 use lab::{Signal, Topology, output, vip_v4, wait_until};
 
 use crate::support::{
-    Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Quiet, Service, TIMEOUT, Traffic,
-    edge_config, node_config, serve_on_pods,
+    Agent, Cluster, Echo, Flow, Mode, Numbered, PodService, Protocol, Quiet, Service, TIMEOUT,
+    Traffic, edge_config, node_config, serve_on_pods,
 };
 
 /// Questions on every flow before, between and after the events.
 const ROUNDS: u64 = 20;
+/// Datagrams with numbers before, between and after the events, at the least.
+const NUMBERS: u64 = 5000;
 
 /// Restarts the edge's agent, then a node's, each ended by `signal`.
 fn no_flow_notices(signal: Signal) {
@@ -26,20 +28,26 @@ fn no_flow_notices(signal: Signal) {
     agents.extend(Agent::start_all(net.nodes(), &node_config([edge])));
 
     let traffic = Traffic::over(Flow::open_many(client, &services, 4));
-    traffic.wait_for_rounds(ROUNDS);
+    let numbered = Numbered::over(client, &services);
+    let pass = || {
+        traffic.wait_for_rounds(ROUNDS);
+        numbered.wait_for_more(NUMBERS);
+    };
+    pass();
     let before = packets(&agents[0]);
     for agent in &mut agents[..2] {
         agent.signal(signal);
         let code = agent.wait_for_end();
         assert_eq!(code, (signal == Signal::SIGTERM).then_some(0));
-        traffic.wait_for_rounds(ROUNDS);
+        pass();
         // New flows, too, while nobody is at home.
         Flow::open_many(client, &services, 1);
         agent.start_again();
-        traffic.wait_for_rounds(ROUNDS);
+        pass();
     }
     Flow::open_many(client, &services, 1);
     traffic.stop_unharmed();
+    numbered.stop_complete();
     let least = before + ROUNDS * services.len() as u64;
     assert!(packets(&agents[0]) >= least, "counters went on");
     let log = agents[0].process().stderr();
@@ -95,9 +103,13 @@ fn start_over_pins_of_another_layout_breaks_no_flow() {
     let mut edge = Agent::start(edge, &edge_config(&services, net.nodes()));
     let mut nodes: Vec<Agent<'_>> = Agent::start_all(net.nodes(), &node_config(net.edges()));
     let traffic = Traffic::over(Flow::open_many(client, &services, 4));
+    let numbered = Numbered::over(client, &services);
+    numbered.wait_for_more(NUMBERS);
     upgrade([&mut edge, &mut nodes[0]], UNKNOWN, &traffic);
+    numbered.wait_for_more(NUMBERS);
     Flow::open_many(client, &services, 1);
     traffic.stop_unharmed();
+    numbered.stop_complete();
 }
 
 #[test]

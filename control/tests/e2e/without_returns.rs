@@ -1,8 +1,6 @@
 //! Connections stay at their nodes while the backends of a service change, where nodes return nothing: they get packets
 //! by L2 DSR, or have the VIP themselves behind IP-in-IP.
 
-use std::collections::BTreeSet;
-
 use lab::{Machine, Topology};
 
 use crate::support::{
@@ -91,20 +89,6 @@ impl<'net> Nodes<'net> {
     }
 }
 
-/// Asks on each flow; the node that has answered first must answer.
-fn all_stay(flows: &mut [Flow], when: &str) {
-    for flow in flows {
-        let service = flow.service;
-        let of = format!("{} to {service} ({:?}) {when}", flow.client, service.mode);
-        let answered = flow.ask().unwrap_or_else(|error| panic!("{of}: {error}"));
-        assert_eq!(answered, flow.node, "{of}");
-    }
-}
-
-fn nodes_of(flows: &[Flow]) -> BTreeSet<&str> {
-    flows.iter().map(|flow| flow.node.as_str()).collect()
-}
-
 /// Holds connections while the backends change there and back. Returns the label of the first node, connections of before,
 /// and those that were opened in between.
 fn connections_stay(before: Backends, after: Backends) -> (String, Vec<Flow>, Vec<Flow>) {
@@ -119,27 +103,27 @@ fn connections_stay(before: Backends, after: Backends) -> (String, Vec<Flow>, Ve
     let has_moved = idle.iter().any(|flow| nodes.owner(flow) != flow.node);
     assert!(has_moved, "no slot has another owner");
     traffic.wait_for_rounds(ROUNDS);
-    all_stay(&mut idle, "after the change");
+    Flow::all_stay(&mut idle, "after the change");
     let mut fresh = nodes.open();
     for flow in &fresh {
         assert_eq!(nodes.owner(flow), flow.node, "a new connection");
     }
-    all_stay(&mut fresh, "which is new");
+    Flow::all_stay(&mut fresh, "which is new");
 
     nodes.change(before);
     traffic.wait_for_rounds(ROUNDS);
     traffic.stop_unharmed();
-    all_stay(&mut idle, "after the way back");
-    all_stay(&mut fresh, "which came in between");
+    Flow::all_stay(&mut idle, "after the way back");
+    Flow::all_stay(&mut fresh, "which came in between");
     (net.nodes()[0].label().to_owned(), idle, fresh)
 }
 
 #[test]
 fn connections_of_a_node_that_is_removed_go_on() {
     let (first, held, fresh) = connections_stay(all, without_the_first);
-    assert!(nodes_of(&held).contains(first.as_str()));
+    assert!(Flow::nodes(&held).contains(first.as_str()));
     assert!(
-        !nodes_of(&fresh).contains(first.as_str()),
+        !Flow::nodes(&fresh).contains(first.as_str()),
         "it gets no new ones"
     );
 }
@@ -147,9 +131,9 @@ fn connections_of_a_node_that_is_removed_go_on() {
 #[test]
 fn connections_stay_where_they_are_when_a_node_is_added() {
     let (first, held, fresh) = connections_stay(without_the_first, all);
-    assert!(!nodes_of(&held).contains(first.as_str()));
+    assert!(!Flow::nodes(&held).contains(first.as_str()));
     assert!(
-        nodes_of(&fresh).contains(first.as_str()),
+        Flow::nodes(&fresh).contains(first.as_str()),
         "it gets new ones"
     );
 }
@@ -164,9 +148,9 @@ fn connections_stay_when_a_node_gets_another_weight() {
 #[test]
 fn connections_of_a_node_that_drains_go_on() {
     let (first, held, fresh) = connections_stay(all, first_drains);
-    assert!(nodes_of(&held).contains(first.as_str()));
+    assert!(Flow::nodes(&held).contains(first.as_str()));
     assert!(
-        !nodes_of(&fresh).contains(first.as_str()),
+        !Flow::nodes(&fresh).contains(first.as_str()),
         "it gets no new ones"
     );
 }
@@ -179,9 +163,9 @@ fn connections_that_are_silent_while_a_node_leaves_and_comes_back_go_on() {
     nodes.change(without_the_first);
     let mut between = nodes.open();
     nodes.change(all);
-    all_stay(&mut idle, "which was silent meanwhile");
-    all_stay(&mut between, "which came in between");
-    assert!(nodes_of(&idle).contains(net.nodes()[0].label()));
+    Flow::all_stay(&mut idle, "which was silent meanwhile");
+    Flow::all_stay(&mut between, "which came in between");
+    assert!(Flow::nodes(&idle).contains(net.nodes()[0].label()));
 }
 
 #[test]

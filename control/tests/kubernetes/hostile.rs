@@ -1,7 +1,7 @@
 //! Objects that nobody should write, through the real API server: whatever it stores, the good ones are served.
 
 use std::path::Path;
-use std::{env, thread};
+use std::thread;
 
 use futures_util::{StreamExt, stream};
 use hyper::{Method, Request};
@@ -12,12 +12,13 @@ use lab::{Machine, Namespace, Process, Topology, wait_for};
 use serde_json::{Value, json};
 
 use crate::objects;
+use crate::support::number;
 use crate::world::{PATIENCE, World, addresses};
 
 /// Variable with the number of objects; `make soak` asks for 10 000.
 const NUMBER: &str = "GUIDEWAY_HOSTILE_OBJECTS";
 /// As many as every run of the tests has time for.
-const BY_DEFAULT: u32 = 600;
+const BY_DEFAULT: u64 = 600;
 /// Requests under way at a time.
 const CONCURRENT: usize = 32;
 /// One in so many objects is large; a prime number, so that some of each kind are.
@@ -35,7 +36,8 @@ const HOSTILE: &str = "hostile";
 
 #[test]
 fn hostile_objects_take_nothing_from_good_ones_and_leave_no_ghost() {
-    let number = env::var(NUMBER).map_or(BY_DEFAULT, |text| text.parse().unwrap());
+    let number = number(NUMBER).unwrap_or(BY_DEFAULT);
+    let number = u32::try_from(number).unwrap();
     let net = Topology::builder().nodes(1).pods(2).build().unwrap();
     let mut world = World::without_servers(&net);
     let controller = begin(&mut world);

@@ -1,10 +1,10 @@
 //! Agents while the control plane fails, and while they are replaced themselves.
 
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-use std::{env, mem};
 
 use lab::kubernetes::ControlPlane;
 use lab::{Machine, Topology, wait_for, wait_until};
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::healthz::ask;
 use crate::objects;
-use crate::support::{Flow, Service, Traffic, guideway};
+use crate::support::{Flow, Service, Traffic, guideway, number};
 use crate::world::{Agent, PATIENCE, World, addresses, vips, ways};
 
 /// How long the API server is away, in seconds, unless this variable says otherwise.
@@ -96,8 +96,7 @@ pub(crate) fn wait_for_tables(agents: &[Agent<'_>], pods: &[&Machine]) {
 
 /// Changes the endpoints of `web` by another API server while the one that agents know is away.
 fn api_server_is_away(world: &mut World<'_>, agents: &[Agent<'_>], pods: &[(&Machine, bool)]) {
-    let seconds = env::var(AWAY.0).ok().and_then(|text| text.parse().ok());
-    let away = Duration::from_secs(seconds.unwrap_or(AWAY.1));
+    let away = Duration::from_secs(number(AWAY.0).unwrap_or(AWAY.1));
     let other = world.control.start_other_api_server().unwrap();
     world.control.kill_api_server().unwrap();
     let killed = Instant::now();

@@ -5,7 +5,6 @@
 //! kube-proxy makes of the same steps.
 
 use std::collections::BTreeSet;
-use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -26,6 +25,8 @@ const NODE_PORT: u16 = 30_080;
 const GRACE: Duration = Duration::from_secs(5);
 /// How long a new flow may take on a busy machine; a TCP connection's first packet is sent again after 1 s.
 const FLOW_PATIENCE: Duration = Duration::from_secs(30);
+/// Connections by each way that are open before a step.
+const HELD: usize = 4;
 /// From one new flow to the next.
 const PAUSE: Duration = Duration::from_millis(100);
 /// kube-proxy's `minSyncPeriod`: so late may it follow a change.
@@ -47,14 +48,15 @@ struct Ways {
     kube_proxy: Vec<Service>,
 }
 
-/// What became of new flows.
+/// What became of flows.
 #[derive(Debug, Default)]
 struct Probed {
+    /// New ones.
     flows: usize,
+    /// Connections that were open before, to Pods that run on.
+    held: usize,
     /// When some failed, and how.
     failures: Vec<(Instant, String)>,
-    /// TCP connections that were accepted by one pod and then reset by another: the table changed meanwhile.
-    moved: usize,
 }
 
 #[test]
@@ -168,7 +170,7 @@ fn crashed_pod_is_left_out_in_time(rollout: &Rollout<'_>) {
     let others: BTreeSet<String> = running.into_values().collect();
     let mut told = None;
     let since = Stopwatch::start();
-    let probed = rollout.probe_while(&rollout.ways(), || {
+    let probed = rollout.open_while(&rollout.ways(), || {
         rollout.orders.crash(&pod);
         rollout.set_ready(&pod, false);
         told = Some(Instant::now());
@@ -240,8 +242,36 @@ fn bounds(metrics: &str, histogram: &str) -> Vec<f64> {
 }
 
 impl Rollout<'_> {
-    /// Opens flows by these ways during some work; returns what became of them by agents, and by kube-proxy.
+    /// Opens flows by these ways during some work, and holds connections through it; returns what became of them by agents,
+    /// and by kube-proxy.
     fn probe_while(&self, ways: &Ways, work: impl FnOnce()) -> [Probed; 2] {
+        let running = self.orders.running();
+        let held = [&ways.agents, &ways.kube_proxy].map(|ways| self.hold(ways));
+        let mut probed = self.open_while(ways, work);
+        let now = self.orders.running();
+        let same = running
+            .iter()
+            .filter(|(pod, machine)| now.get(*pod) == Some(*machine));
+        let stays: BTreeSet<&str> = same.map(|(_, machine)| machine.as_str()).collect();
+        for (probed, held) in probed.iter_mut().zip(held) {
+            let mut held = held;
+            held.retain(|flow| stays.contains(flow.node.as_str()));
+            probed.held += held.len();
+            probed.failures.extend(held.iter_mut().filter_map(failure));
+        }
+        probed
+    }
+
+    /// Opens connections by each of these ways.
+    fn hold(&self, ways: &[Service]) -> Vec<Flow> {
+        let ways = ways.iter().copied();
+        let connections = ways.filter(|way| way.protocol == Protocol::Tcp);
+        let connections: Vec<Service> = connections.collect();
+        Flow::open_many_within(self.client, &connections, HELD, FLOW_PATIENCE)
+    }
+
+    /// Opens flows by these ways during some work; returns what became of them by agents, and by kube-proxy.
+    fn open_while(&self, ways: &Ways, work: impl FnOnce()) -> [Probed; 2] {
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {
             let probes = [&ways.agents, &ways.kube_proxy].map(|ways| {
@@ -353,26 +383,33 @@ impl Rollout<'_> {
 }
 
 impl Probed {
-    /// Connections that a change of the table may catch half open, per thousand.
-    const MOVED_PER_MILLE: usize = 20;
-
     fn and(mut self, other: Self) -> Self {
         self.flows += other.flows;
+        self.held += other.held;
         self.failures.extend(other.failures);
-        self.moved += other.moved;
         self
     }
 
     /// By the agents; kube-proxy's are shown beside it.
     fn assert_that_none_failed(&self, kube_proxy: &Self, drops: impl FnOnce() -> String) {
-        let (flows, moved) = (self.flows, self.moved);
-        let theirs = (kube_proxy.flows, kube_proxy.moved, &kube_proxy.failures);
-        eprintln!("{flows} flows by agents, {moved} of them moved; by kube-proxy: {theirs:?}");
+        let (flows, held) = (self.flows, self.held);
+        eprintln!(
+            "{flows} flows by agents, and {held} that were open; by kube-proxy: {kube_proxy:?}"
+        );
         assert!(flows > 0, "{self:?}");
         assert!(self.failures.is_empty(), "{self:#?}, {}", drops());
-        let bound = flows * Self::MOVED_PER_MILLE / 1000;
-        assert!(moved <= bound, "{moved} of {flows} connections moved");
     }
+}
+
+/// Asks on a connection; returns when and how it fails.
+fn failure(held: &mut Flow) -> Option<(Instant, String)> {
+    let why = match held.ask() {
+        Ok(pod) if pod == held.node => return None,
+        Ok(pod) => format!("{pod} answered"),
+        Err(error) => error.to_string(),
+    };
+    let Flow { service, node, .. } = held;
+    Some((Instant::now(), format!("{service}, open to {node}: {why}")))
 }
 
 /// Opens one flow after the other until it is told to end.
@@ -383,7 +420,6 @@ fn probe(client: &Machine, way: &Service, is_over: &AtomicBool) -> Probed {
         probed.flows += 1;
         match Flow::open_within(client, way, FLOW_PATIENCE) {
             Ok(_) => {}
-            Err(error) if error.kind() == ErrorKind::ConnectionReset => probed.moved += 1,
             Err(error) => probed.failures.push((at, format!("{way}: {error}"))),
         }
         thread::sleep(PAUSE);

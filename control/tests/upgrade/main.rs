@@ -13,14 +13,16 @@ use std::net::{IpAddr, SocketAddr};
 
 use lab::{Guideway, Machine, Signal, Topology, vip_v4, vip_v6};
 use support::{
-    Agent, Echo, Flow, Mode, PodService, Protocol, Quiet, Service, Traffic, cluster_config,
-    edge_config, nat_config, node_config, serve_on_pods,
+    Agent, Echo, Flow, Mode, Numbered, PodService, Protocol, Quiet, Service, Traffic,
+    cluster_config, edge_config, nat_config, node_config, serve_on_pods,
 };
 
 /// Questions on every flow before, between and after the upgrades.
 const ROUNDS: u64 = 20;
 /// Flows of each service.
 const FLOWS: usize = 4;
+/// Datagrams with numbers before and after an upgrade, at the least.
+const NUMBERS: u64 = 5000;
 
 fn former() -> Guideway {
     let path = std::env::var_os("GUIDEWAY_FORMER");
@@ -57,13 +59,17 @@ fn flows_to_machines_that_have_the_vip_go_on() {
         .map(|node| start(node, &node_config(net.edges())))
         .collect();
     let traffic = Traffic::over(Flow::open_many(client, &services, FLOWS));
+    let numbered = Numbered::over(client, &services);
     traffic.wait_for_rounds(ROUNDS);
+    numbered.wait_for_more(NUMBERS);
     for agent in nodes.iter_mut().chain([&mut edge]) {
         upgrade(agent);
         traffic.wait_for_rounds(ROUNDS);
+        numbered.wait_for_more(NUMBERS);
     }
     Flow::open_many(client, &services, 1);
     traffic.stop_unharmed();
+    numbered.stop_complete();
 }
 
 #[test]

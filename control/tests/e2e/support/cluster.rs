@@ -194,6 +194,33 @@ pub(crate) fn cluster_config(net: &Topology, services: &[PodService<'_>]) -> Str
     text
 }
 
+/// The file without a pod.
+pub(crate) fn without(config: &str, pod: &Machine) -> String {
+    let lines = config.lines().filter(|line| !is_about(line, pod));
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
+/// The file with one more field, such as `weight: 6`, of a pod.
+pub(crate) fn with_field(config: &str, pod: &Machine, field: &str) -> String {
+    let lines = config.lines().map(|line| {
+        if is_about(line, pod) {
+            format!("{}\n", line.replace(" }", &format!(", {field} }}")))
+        } else {
+            format!("{line}\n")
+        }
+    });
+    lines.collect()
+}
+
+/// Tells whether a line of the file is about a pod as a backend.
+fn is_about(line: &str, pod: &Machine) -> bool {
+    let addresses = [pod.v4(), pod.v6()];
+    let mut names = addresses
+        .iter()
+        .map(|address| format!("- {{ address: \"{address}\""));
+    names.any(|name| line.contains(&name))
+}
+
 /// Room for so many services at a VIP, as NodePorts, and of two families.
 fn table_sizes(services: usize) -> String {
     let keys = 64 + 4 * services;

@@ -1,6 +1,7 @@
 //! Flows of a client: a TCP connection, an SCTP association or a connected UDP socket.
 
 use std::{
+    collections::BTreeSet,
     io::{self, BufRead, BufReader, Write},
     net::{SocketAddr, TcpStream, UdpSocket},
     time::Duration,
@@ -58,23 +59,35 @@ impl Flow {
         service: &Service,
         patience: Duration,
     ) -> io::Result<Self> {
-        Self::ask_first(client, service, |from| {
+        let port = client.fresh_port();
+        Self::open_from(client, service, port, patience)
+    }
+
+    /// Opens a flow from a port, which no other flow has.
+    pub(crate) fn open_from(
+        client: &Machine,
+        service: &Service,
+        port: u16,
+        patience: Duration,
+    ) -> io::Result<Self> {
+        Self::ask_first(client, service, port, |from| {
             Socket::connect(service, from, patience)
         })
     }
 
     /// Asks on a TCP connection that no other machine knows: its client has sent no SYN.
     pub(crate) fn resume(client: &Machine, service: &Service) -> io::Result<Self> {
-        Self::ask_first(client, service, |from| Socket::resume(service, from))
+        let port = client.fresh_port();
+        Self::ask_first(client, service, port, |from| Socket::resume(service, from))
     }
 
     fn ask_first(
         client: &Machine,
         service: &Service,
+        port: u16,
         connect: impl FnOnce(SocketAddr) -> io::Result<Socket> + Send,
     ) -> io::Result<Self> {
-        let from = client.address_like(service.address.ip());
-        let from = SocketAddr::new(from, client.fresh_port());
+        let from = SocketAddr::new(client.address_like(service.address.ip()), port);
         let socket = client.namespace().run(|| connect(from))?;
         let mut flow = Self {
             service: *service,
@@ -89,14 +102,40 @@ impl Flow {
 
     /// Opens several flows to each service; all of them must succeed.
     pub(crate) fn open_many(client: &Machine, services: &[Service], each: usize) -> Vec<Self> {
+        Self::open_many_within(client, services, each, PATIENCE)
+    }
+
+    /// Opens several flows to each service, none of which waits longer than told for any answer; all of them must succeed.
+    pub(crate) fn open_many_within(
+        client: &Machine,
+        services: &[Service],
+        each: usize,
+        patience: Duration,
+    ) -> Vec<Self> {
         services
             .iter()
             .flat_map(|service| std::iter::repeat_n(service, each))
             .map(|service| {
-                Self::open(client, service)
+                Self::open_within(client, service, patience)
                     .unwrap_or_else(|error| panic!("{service} ({:?}): {error}", service.mode))
             })
             .collect()
+    }
+
+    /// Asks on each flow; the node or pod that has answered first must answer.
+    pub(crate) fn all_stay<'f>(flows: impl IntoIterator<Item = &'f mut Self>, when: &str) {
+        for flow in flows {
+            let service = flow.service;
+            let of = format!("{} to {service} ({}) {when}", flow.client, service.mode);
+            let answered = flow.ask().unwrap_or_else(|error| panic!("{of}: {error}"));
+            assert_eq!(answered, flow.node, "{of}");
+        }
+    }
+
+    /// The nodes or pods that some flows are at.
+    pub(crate) fn nodes<'f>(flows: impl IntoIterator<Item = &'f Self>) -> BTreeSet<&'f str> {
+        let flows = flows.into_iter();
+        flows.map(|flow| flow.node.as_str()).collect()
     }
 
     /// Sends a few bytes and returns the node that answers.

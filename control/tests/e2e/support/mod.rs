@@ -13,21 +13,32 @@ mod datagram;
 mod echo;
 pub(crate) mod faults;
 mod flow;
+mod numbered;
 mod quiet;
 mod service;
 mod watch;
 
-use std::time::Duration;
+use std::{env, time::Duration};
 
 pub(crate) use agent::{Agent, guideway};
 pub(crate) use capture::{Capture, bad_checksums};
-pub(crate) use cluster::{Cluster, PodService, cluster_config, nat_config, serve_on_pods};
+pub(crate) use cluster::{
+    Cluster, PodService, cluster_config, nat_config, serve_on_pods, with_field, without,
+};
 pub(crate) use datagram::{Asked, Sender};
 pub(crate) use echo::Echo;
 pub(crate) use flow::{Flow, resolve_way};
+pub(crate) use numbered::Numbered;
 pub(crate) use quiet::Quiet;
 pub(crate) use service::{Mode, Protocol, Service, edge_config, node_config};
 pub(crate) use watch::{Traffic, Watched};
 
 /// Longer than anything takes that is going to happen at all.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The number in a variable of the environment, such as one that `make soak` sets, if somebody has set it.
+pub(crate) fn number(variable: &str) -> Option<u64> {
+    let text = env::var(variable).ok()?;
+    let number = text.parse();
+    Some(number.unwrap_or_else(|_| panic!("{variable}={text:?} is no number")))
+}

@@ -6,13 +6,14 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
+    time::Duration,
 };
 
 use lab::wait_until;
 
 use super::{Flow, TIMEOUT};
 
-/// A thread that asks on every flow in turn, without a pause.
+/// A thread that asks on every flow in turn.
 #[derive(Debug)]
 pub(crate) struct Traffic {
     stop: Arc<AtomicBool>,
@@ -29,8 +30,13 @@ pub(crate) struct Watched {
 }
 
 impl Traffic {
-    /// Starts to ask.
+    /// Starts to ask, without a pause.
     pub(crate) fn over(flows: Vec<Flow>) -> Self {
+        Self::with_pauses(flows, Duration::ZERO)
+    }
+
+    /// Starts to ask. After each round, all flows are idle for so long.
+    pub(crate) fn with_pauses(flows: Vec<Flow>, idle: Duration) -> Self {
         let (stop, rounds) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&rounds));
         let mut flows: Vec<Watched> = flows
@@ -41,6 +47,9 @@ impl Traffic {
             while !stopped.load(Ordering::Relaxed) {
                 flows.iter_mut().for_each(Watched::ask);
                 counted.fetch_add(1, Ordering::Relaxed);
+                if !idle.is_zero() {
+                    thread::sleep(idle);
+                }
             }
             flows
         });
@@ -67,23 +76,23 @@ impl Traffic {
         self.thread.join().unwrap()
     }
 
-    /// Ends the traffic; no flow may have missed an answer or changed its node.
-    pub(crate) fn stop_unharmed(self) {
-        let broken: Vec<String> = self
-            .stop()
-            .into_iter()
-            .filter_map(|watched| {
-                let Flow {
-                    service,
-                    client,
-                    node,
-                    ..
-                } = watched.flow;
-                let broken = watched.broken?;
-                Some(format!("{client} to {service} on {node}: {broken}"))
-            })
-            .collect();
+    /// Ends the traffic; no flow may have missed an answer or changed its node. Returns the flows.
+    pub(crate) fn stop_unharmed(self) -> Vec<Flow> {
+        let watched = self.stop();
+        let broken = watched.iter().filter_map(|watched| {
+            let Flow {
+                service,
+                client,
+                node,
+                ..
+            } = &watched.flow;
+            let broken = watched.broken.as_ref()?;
+            Some(format!("{client} to {service} on {node}: {broken}"))
+        });
+        let broken: Vec<String> = broken.collect();
         assert!(broken.is_empty(), "{broken:#?}");
+        let flows = watched.into_iter();
+        flows.map(|watched| watched.flow).collect()
     }
 }
 

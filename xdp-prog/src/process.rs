@@ -114,6 +114,7 @@ pub fn resume<F: FrameMut + FrameSum, T: World>(
         // On the host. In the kernel, a program of its own hands the frame to the agent.
         Stage::Punt => return end_without_agent(tables),
     };
+    frame.forget_views();
     carry_out(frame, tables, ingress, verdict)
 }
 

@@ -45,6 +45,8 @@ pub enum Request {
     Config {},
     /// Every [`Reason`] with its counter.
     Drops {},
+    /// The [`CapturedEvents`] that nobody has taken yet, of the capture under way.
+    Capture {},
     /// The [`Which`] of a flow.
     Which(WhichRequest),
     /// The [`Trace`] of a flow's first packet, or of a frame.
@@ -91,6 +93,16 @@ pub enum Reply<T> {
     Ok(T),
     /// Why there is no answer.
     Error(String),
+}
+
+/// Packets that threads have copied for a capture, and that nobody has taken before.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CapturedEvents {
+    /// For each packet in hexadecimal digits what [`Captured::read`](fastpath::capture::Captured::read) reads, the oldest first.
+    pub events: Vec<String>,
+    /// Packets that have been lost since the last answer, for want of room.
+    pub lost: u64,
 }
 
 /// What a detach removed.

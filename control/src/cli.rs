@@ -84,6 +84,8 @@ pub enum Command {
     /// backend. Replies of pods are not in the file: tcpdump sees those.
     ///
     /// A capture slows the datapath while it runs. Sample and filter if there is much traffic.
+    ///
+    /// Where threads of the agent take the packets (`datapath: afxdp`), the command asks the agent for them.
     #[command(after_help = CAPTURE_FILTER)]
     Capture(Capture),
     /// Change what a running agent or controller logs

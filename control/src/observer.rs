@@ -12,6 +12,7 @@
 //! ```
 
 mod backends;
+mod captured;
 mod counters;
 mod flows;
 mod health;
@@ -119,6 +120,7 @@ impl Observer {
             Request::Services(of) => self.observe(move |seen| reply(seen.services(&of))).await,
             Request::Backends(of) => self.observe(move |seen| reply(seen.backends(&of))).await,
             Request::Flows(of) => self.observe(move |seen| reply(seen.flows(&of))).await,
+            Request::Capture {} => self.observe(|seen| reply(seen.captured())).await,
             Request::Drops {} => self.observe(|seen| reply(seen.drops())).await,
             Request::Config {} => self.observe(|seen| reply(Ok(&*seen.view.settings))).await,
         };

@@ -4,6 +4,9 @@
 //! it lasts (see `xdp_prog::capture`). It needs no running agent, and a machine runs one capture at a time. A capture
 //! that is killed leaves its program in place, but the program copies nothing once the capture's lease has ended. The
 //! next capture or the agent removes it.
+//!
+//! On a whole edge no such program is pinned. The threads of the agent obey the settings and the lease
+//! ([`EdgeCaptures`](crate::whole_edge::EdgeCaptures)), and whoever captures asks the agent for their copies.
 
 mod error;
 mod headers;
@@ -20,6 +23,8 @@ pub use xdp_prog::capture::{Event, Filter, INTERFACES, Network, Outcomes, Reason
 use xdp_prog::{abi::map, capture::Settings, reason::REASON_COUNT};
 use zerocopy::FromBytes;
 
+#[cfg(any(feature = "xsk", test))]
+pub(crate) use self::slot::Lease;
 pub use self::{
     error::CaptureError,
     headers::{Headers, Packet},
@@ -88,6 +93,8 @@ pub struct Capture {
     options: Options,
     interfaces: Vec<Interface>,
     slot: CaptureSlot,
+    /// Whether threads copy, and no program.
+    is_by_threads: bool,
     events: RingBuf<MapData>,
     lost: PerCpuArray<MapData, u64>,
     lost_before: u64,
@@ -126,13 +133,21 @@ impl Capture {
             options: options.clone(),
             interfaces,
             slot,
+            is_by_threads: false,
             events,
             lost,
             lost_before,
             renewed: Instant::now(),
         };
-        capture.slot.fill(pins)?;
+        capture.fill()?;
         Ok(capture)
+    }
+
+    /// Tells whether threads of the agent copy the frames, and no program does. The agent has to be asked for the copies
+    /// then, and here are none to take. An agent that starts may change it.
+    #[must_use]
+    pub const fn is_by_threads(&self) -> bool {
+        self.is_by_threads
     }
 
     /// Lists the interfaces on which frames are captured.
@@ -205,7 +220,16 @@ impl Capture {
         self.renewed = Instant::now();
         self.interfaces = interfaces(&self.pins, &self.options.interfaces)?;
         self.slot.rent(settings(&self.options, &self.interfaces)?)?;
-        self.slot.fill(&self.pins)
+        self.fill()
+    }
+
+    /// Has the program copy frames, unless threads do.
+    fn fill(&mut self) -> Result<(), CaptureError> {
+        self.is_by_threads = !self.pins.capture_program().exists();
+        match self.is_by_threads {
+            true => Ok(()),
+            false => self.slot.fill(&self.pins),
+        }
     }
 }
 
@@ -224,7 +248,9 @@ impl Captured {
         before != after || self.before != self.after
     }
 
-    fn read(bytes: &[u8]) -> Option<Self> {
+    /// Reads an event and the copies behind it; `None` if something is missing.
+    #[must_use]
+    pub fn read(bytes: &[u8]) -> Option<Self> {
         let (event, copies) = Event::read_from_prefix(bytes).ok()?;
         let (before, rest) = copies.split_at_checked(event.before_copied as usize)?;
         Some(Self {

@@ -32,7 +32,7 @@ use crate::{
     cpus,
     facts::{self, Kernel, KernelVersion, Softirq},
     memory, object,
-    pins::Pins,
+    pins::{Pins, unpin},
 };
 
 /// Returns how many entries an LRU table of the kernel needs with this many possible CPUs; 0 for no demand.
@@ -248,6 +248,10 @@ impl Loader {
         if self.is_whole_edge {
             load_xdp(&mut ebpf, REDIRECT_PROGRAM)
                 .map_err(|error| explain(error, declared, release))?;
+            if let Some(pins) = &self.pins {
+                // One of an agent with all programs. Captures would wait for its copies.
+                unpin(&pins.capture_program())?;
+            }
             return Ok(ebpf);
         }
         load_programs(&mut ebpf, self.has_af_xdp, self.duties)

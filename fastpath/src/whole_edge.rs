@@ -11,11 +11,12 @@
 //!                    `-> what is for no service -> the stack
 //! ```
 //!
-//! `worker` has one queue's frames, over any [`Rings`](crate::port::Rings); `stack` is the way to the stack; `threads` has
-//! the threads and their sockets, `reader` their counters, `buffers` the size of their memory. What a thread knows of the
-//! tables is in [`tables`](crate::tables::EdgeTables).
+//! `worker` has one queue's frames, over any [`Rings`](crate::port::Rings); `stack` is the way to the stack; `copies` has
+//! what captures get; `threads` has the threads and their sockets, `reader` their counters, `buffers` the size of their
+//! memory. What a thread knows of the tables is in [`tables`](crate::tables::EdgeTables).
 
 mod buffers;
+mod copies;
 mod counts;
 #[cfg(feature = "xsk")]
 mod reader;
@@ -25,6 +26,7 @@ mod threads;
 mod worker;
 
 pub use self::buffers::{LARGEST_MTU, locked_bytes};
+pub use self::copies::{EdgeCaptureError, EdgeCaptures, TakenEvents};
 pub use self::counts::{EDGE_LOST, EdgeCounts, EdgeOutcome};
 #[cfg(feature = "xsk")]
 pub use self::reader::EdgeReader;

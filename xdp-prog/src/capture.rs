@@ -11,6 +11,9 @@
 //!
 //! An event's outcome is the set of reason counters that the frame moved on its CPU. A frame that moved none was
 //! forwarded.
+//!
+//! On a whole edge ([`crate::whole_edge`]) the slot stays empty. Its threads obey the same settings, and their events look the
+//! same.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -88,6 +91,14 @@ pub struct Settings {
     pub interface_count: u32,
     /// Ingress interfaces that are captured.
     pub interfaces: [u32; INTERFACES],
+}
+
+impl Settings {
+    /// Tells whether frames are captured that come in by this device.
+    #[inline(always)]
+    pub fn holds_device(&self, ingress: u32) -> bool {
+        self.interface_count == 0 || self.interfaces.contains(&ingress)
+    }
 }
 
 /// A set of outcomes: reasons by index, and forwards, which are counted under no reason.

@@ -101,7 +101,9 @@ impl Agent {
         if self.departed_pods.has_gone(now) {
             self.settle();
         }
-        if let Err(error) = capture::clear_away(&self.attachments.pins) {
+        let edge = self.whole_edge.as_ref();
+        let goes_on = edge.is_some_and(|edge| edge.captures().clear_away());
+        if !goes_on && let Err(error) = capture::clear_away(&self.attachments.pins) {
             tracing::warn!(%error, "cannot look for what a capture has left");
         }
         let released = &mut self.periodic_work.released;

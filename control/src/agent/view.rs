@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fastpath::tables::{ServiceKey, Specs, TableView};
-use fastpath::whole_edge::{EdgeReader, WholeEdge};
+use fastpath::whole_edge::{EdgeCaptures, EdgeReader, WholeEdge};
 use imbl::{OrdMap, OrdSet};
 use serde_json::Value;
 use tokio::sync::watch;
@@ -68,6 +68,8 @@ pub(crate) struct View {
     pub(crate) mend: Option<MendView>,
     /// The counters of the threads that take frames all the way, if there are any.
     pub(crate) edge: Option<EdgeReader>,
+    /// The captures of what they take.
+    pub(crate) captures: Option<EdgeCaptures>,
     /// Warnings for users.
     pub(crate) warnings: Vec<String>,
     pub(crate) cluster: Option<ClusterView>,
@@ -160,6 +162,7 @@ impl Agent {
             not_made: self.health_checks.not_made,
             mend: self.mending.view(),
             edge: self.whole_edge.as_ref().map(WholeEdge::reader),
+            captures: self.whole_edge.as_ref().map(WholeEdge::captures),
             warnings: warnings.chain(self.next_hops.warning()).cloned().collect(),
             cluster: self.cluster_view(),
         };

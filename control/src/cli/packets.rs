@@ -86,7 +86,7 @@ pub struct Capture {
     #[arg(long, short, value_name = "BYTES", default_value_t = 256,
           value_parser = clap::value_parser!(u32).range(64..=2048))]
     pub snaplen: u32,
-    /// Where the agent is, for the names of services and backends.
+    /// Where the agent is, for the names of services and backends, and for the packets that its threads take.
     #[command(flatten)]
     pub agent: Agent,
     /// Where the agent's pins are

@@ -4,6 +4,7 @@ pub mod comment;
 mod devices;
 mod file;
 pub mod filter;
+mod source;
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use fastpath::capture::{Capture, Captured, Headers, Options, action};
+use fastpath::capture::{Captured, Headers, Options, action};
 use fastpath::clock::monotonic_ns;
 use fastpath::pins::Pins;
 use tokio::signal::unix::{SignalKind, signal};
@@ -21,14 +22,12 @@ use xdp_prog::punt::PuntHeader;
 use self::comment::{Names, is_carried, is_punted};
 use self::devices::Devices;
 use self::file::{Direction, PcapNg, Record};
+use self::source::PacketSource;
 use super::{keys_of, width_of};
 use crate::api::client::ask;
 use crate::api::{Backend, Request, ServiceFilter};
 use crate::cli;
 use crate::render::Page;
-
-/// How soon a signal or the end of the time is noticed.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// Captures until enough packets were captured, the time is over, or a signal arrives.
 ///
@@ -48,7 +47,7 @@ pub fn capture(options: &cli::Capture) -> Result<()> {
             Names::default()
         }
     };
-    let mut capture = Capture::start(
+    let mut source = PacketSource::start(
         &Pins::new(&options.pin_dir),
         &Options {
             interfaces: options.interface.clone(),
@@ -57,6 +56,7 @@ pub fn capture(options: &cli::Capture) -> Result<()> {
             sample: options.sample,
             snap: options.snaplen,
         },
+        socket,
     )?;
     let mut session = Session {
         file: PcapNg::create(&options.write, options.snaplen, monotonic_ns())?,
@@ -65,7 +65,7 @@ pub fn capture(options: &cli::Capture) -> Result<()> {
         taken: 0,
         most: options.count.unwrap_or(u64::MAX),
     };
-    let interfaces = capture.interfaces().iter();
+    let interfaces = source.interfaces().iter();
     let interfaces: Vec<_> = interfaces.map(|interface| interface.name.clone()).collect();
     for name in &interfaces {
         session.file.device(name)?;
@@ -78,12 +78,12 @@ pub fn capture(options: &cli::Capture) -> Result<()> {
         .map(|seconds| Instant::now() + Duration::from_secs(seconds.into()));
     let is_late = || end.is_some_and(|end| Instant::now() >= end);
     while !is_over.load(Ordering::Relaxed) && !is_late() && session.taken < session.most {
-        capture.wait(PAUSE)?;
-        session.take_all(&mut capture)?;
+        source.wait()?;
+        session.take_all(&mut source)?;
     }
-    capture.stop()?;
-    session.take_all(&mut capture)?;
-    let lost = capture.lost()?;
+    source.stop()?;
+    session.take_all(&mut source)?;
+    let lost = source.lost()?;
     let taken = session.taken;
     tell(&format!(
         "{taken} packets captured, {lost} lost for want of room"
@@ -102,9 +102,9 @@ struct Session {
 
 impl Session {
     /// Writes the packets that are waiting, but no more than requested.
-    fn take_all(&mut self, capture: &mut Capture) -> Result<()> {
+    fn take_all(&mut self, source: &mut PacketSource) -> Result<()> {
         while self.taken < self.most {
-            let Some(captured) = capture.take()? else {
+            let Some(captured) = source.take()? else {
                 break;
             };
             self.taken += 1;

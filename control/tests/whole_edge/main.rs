@@ -10,10 +10,13 @@
 #[path = "../e2e/support/mod.rs"]
 mod support;
 
-use std::collections::BTreeSet;
+mod captured;
 
-use lab::{Machine, Topology, output};
-use support::{Agent, Cluster, Echo, Flow, Mode, Service, edge_config};
+use std::{collections::BTreeSet, net::UdpSocket};
+
+use captured::Capture;
+use lab::{Machine, Topology, output, vip_v4};
+use support::{Agent, Cluster, Echo, Flow, Mode, Protocol, Service, edge_config};
 
 /// Enough that a node is left out by chance once in 2^30 runs.
 const FLOWS: usize = 4;
@@ -36,8 +39,16 @@ fn add_tunnels(node: &Machine) {
     }
 }
 
+/// Sends a datagram to a VIP's port of no service.
+fn ask_nobody(client: &Machine) {
+    client.namespace().run(|| {
+        let socket = UdpSocket::bind((client.v4(), 0)).unwrap();
+        socket.send_to(b"", (vip_v4(1), 9)).unwrap();
+    });
+}
+
 #[test]
-fn threads_reach_every_node_by_every_mode() {
+fn threads_reach_every_node_by_every_mode_and_captures_see_it() {
     let net = Topology::builder().build().unwrap();
     let (edge, client) = (&net.edges()[0], &net.clients()[0]);
     let services = Service::all(&[Mode::L2dsr, Mode::IpipV4, Mode::IpipV6]);
@@ -49,21 +60,40 @@ fn threads_reach_every_node_by_every_mode() {
     let config = edge_config(&services, net.nodes());
     let agent = Agent::start(edge, &format!("datapath: afxdp\n{config}"));
 
+    let capture = Capture::start(&agent, &["udp"]);
+    let mut flows = Vec::new();
     for service in &services {
-        let mut nodes = BTreeSet::new();
-        for mut flow in Flow::open_many(client, &[*service], FLOWS) {
+        let mut of_service = Flow::open_many(client, &[*service], FLOWS);
+        for flow in &mut of_service {
             assert_eq!(flow.ask().unwrap(), flow.node, "a flow keeps its node");
-            nodes.insert(flow.node);
         }
-        assert!(!nodes.is_empty(), "{service}");
+        flows.extend(of_service);
     }
+    ask_nobody(client);
+    let count = |reason| Cluster::packets(&agent, "edge", reason);
+    Cluster::wait_for_packets(&agent, "reply", "port_unreachable", 1);
+    let (said, packets) = capture.end();
+    let is_captured = |flow: &&Flow| flow.service.protocol == Protocol::Udp;
+    let captured = 2 * flows.iter().filter(is_captured).count() + 1;
+    assert!(
+        said.contains(&format!("{captured} packets captured, 0 lost")),
+        "{said}"
+    );
+    for flow in flows.iter().filter(is_captured) {
+        let node = net.nodes().iter().find(|node| node.label() == flow.node);
+        captured::assert_seen(&packets, flow, node.unwrap(), 2);
+    }
+    let nobodys = packets.iter().rev().map(|packet| &packet.comment);
+    let refused = format!("reply port_unreachable, service {}:9/udp", vip_v4(1));
+    let refused = ["after", "before"].map(|side| format!("{side}: {refused}"));
+    assert!(nobodys.take(2).eq(&refused), "{packets:?}");
+
     let nodes = Flow::open_many(client, &services, FLOWS).into_iter();
     let nodes: BTreeSet<String> = nodes.map(|flow| flow.node).collect();
     assert_eq!(nodes.len(), net.nodes().len(), "{nodes:?}");
 
     let status = agent.json(&["status"]);
     assert_eq!(status["problems"], serde_json::json!([]), "{status}");
-    let count = |reason| Cluster::packets(&agent, "edge", reason);
     assert!(count("edge_sent") > 0);
     for reason in [
         "edge_dropped",

@@ -15,10 +15,40 @@ use xdp_prog::{
 use super::error::{CaptureError, failed, not_opened};
 use crate::{clock::monotonic_ns, pins::Pins};
 
+/// The settings of the capture, which say who captures, and until when.
+pub(crate) struct Lease(Array<MapData, Settings>);
+
+impl Lease {
+    /// Uses the open map.
+    ///
+    /// # Errors
+    ///
+    /// Fails if it has another layout.
+    pub(crate) fn over(data: MapData) -> Result<Self, CaptureError> {
+        let settings = Array::try_from(Map::Array(data));
+        settings.map(Self).map_err(failed(map::CAPTURE_SETTINGS))
+    }
+
+    /// Returns the settings, of a capture that may be over.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the map cannot be read.
+    pub(crate) fn settings(&self) -> Result<Settings, CaptureError> {
+        let settings = self.0.get(&0, 0);
+        settings.map_err(failed(map::CAPTURE_SETTINGS))
+    }
+
+    fn set(&mut self, settings: Settings) -> Result<(), CaptureError> {
+        let written = self.0.set(0, settings, 0);
+        written.map_err(failed(map::CAPTURE_SETTINGS))
+    }
+}
+
 /// The slot of the capturing program, and the settings of the capture.
 pub(super) struct CaptureSlot {
     slots: ProgramArray<MapData>,
-    settings: Array<MapData, Settings>,
+    lease: Lease,
     /// Id of the program that was put in the slot.
     program: Option<u32>,
     pub(super) is_rented: bool,
@@ -28,27 +58,21 @@ impl CaptureSlot {
     pub(super) fn open(pins: &Pins) -> Result<Self, CaptureError> {
         Ok(Self {
             slots: open_pinned(pins, map::CAPTURE, Map::ProgramArray)?,
-            settings: open_pinned(pins, map::CAPTURE_SETTINGS, Map::Array)?,
+            lease: Lease::over(pins.open_map(map::CAPTURE_SETTINGS)?)?,
             program: None,
             is_rented: false,
         })
     }
 
-    fn settings(&self) -> Result<Settings, CaptureError> {
-        let settings = self.settings.get(&0, 0);
-        settings.map_err(failed(map::CAPTURE_SETTINGS))
-    }
-
     /// Returns the id of the process that captures, `None` if none does.
     pub(super) fn owner(&self) -> Result<Option<u32>, CaptureError> {
-        let settings = self.settings()?;
+        let settings = self.lease.settings()?;
         Ok((settings.owner != 0 && settings.until_ns > monotonic_ns()).then_some(settings.owner))
     }
 
     /// Writes the settings, which start or extend the lease.
     pub(super) fn rent(&mut self, settings: Settings) -> Result<(), CaptureError> {
-        let written = self.settings.set(0, settings, 0);
-        written.map_err(failed(map::CAPTURE_SETTINGS))?;
+        self.lease.set(settings)?;
         self.is_rented = true;
         Ok(())
     }
@@ -84,11 +108,10 @@ impl CaptureSlot {
                 if error.io_error.kind() == io::ErrorKind::NotFound => {}
             result => result.map_err(failed(map::CAPTURE))?,
         }
-        let mut settings = self.settings()?;
+        let mut settings = self.lease.settings()?;
         settings.owner = 0;
         settings.until_ns = 0;
-        let written = self.settings.set(0, settings, 0);
-        written.map_err(failed(map::CAPTURE_SETTINGS))
+        self.lease.set(settings)
     }
 }
 
@@ -107,7 +130,7 @@ pub(super) fn open_pinned<M: TryFrom<Map, Error = MapError>>(
 /// Fails if the maps cannot be used.
 pub fn clear_away(pins: &Pins) -> Result<(), CaptureError> {
     let mut slot = CaptureSlot::open(pins)?;
-    let settings = slot.settings()?;
+    let settings = slot.lease.settings()?;
     if settings.owner != 0 && slot.owner()?.is_none() {
         slot.is_rented = true;
         slot.clear()?;

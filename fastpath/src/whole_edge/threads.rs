@@ -12,10 +12,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crossbeam_utils::CachePadded;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::{
     buffers::{BUFFERS, LARGEST_MTU, buffer_size},
+    copies::{EdgeCaptureError, EdgeCaptures},
+    counts::EdgeCounts,
     reader::EdgeReader,
     stack::PairStack,
     worker::Worker,
@@ -50,6 +53,8 @@ pub enum WholeEdgeError {
     #[error(transparent)]
     Table(#[from] TableError),
     #[error(transparent)]
+    Capture(#[from] EdgeCaptureError),
+    #[error(transparent)]
     Pair(#[from] PairError),
     #[error(transparent)]
     Queue(#[from] QueueError),
@@ -74,6 +79,7 @@ pub struct WholeEdge {
     cpus: Vec<usize>,
     threads: BTreeMap<Queue, Thread>,
     reader: EdgeReader,
+    captures: EdgeCaptures,
 }
 
 impl fmt::Debug for WholeEdge {
@@ -91,6 +97,7 @@ struct Thread {
     place: u32,
     cpu: usize,
     buffer_size: u32,
+    counts: Arc<CachePadded<EdgeCounts>>,
     ends: Arc<AtomicBool>,
     handle: JoinHandle<io::Result<()>>,
 }
@@ -112,6 +119,7 @@ impl WholeEdge {
             cpus: usable_cpus(),
             threads: BTreeMap::new(),
             reader: EdgeReader::default(),
+            captures: EdgeCaptures::open(loaded)?,
         })
     }
 
@@ -160,10 +168,23 @@ impl WholeEdge {
         self.threads.len()
     }
 
+    /// Returns the counters of a queue's thread; `None` if it has none.
+    #[must_use]
+    pub fn counts(&self, queue: &Queue) -> Option<&EdgeCounts> {
+        let thread = self.threads.get(queue)?;
+        Some(&thread.counts)
+    }
+
     /// Returns what others read of the threads.
     #[must_use]
     pub fn reader(&self) -> EdgeReader {
         self.reader.clone()
+    }
+
+    /// Returns the captures of frames that the threads take.
+    #[must_use]
+    pub fn captures(&self) -> EdgeCaptures {
+        self.captures.clone()
     }
 
     fn begin(&mut self, queue: &Queue, buffer_size: u32) -> Result<(), WholeEdgeError> {
@@ -182,12 +203,14 @@ impl WholeEdge {
         let cpu = self.freest_cpu();
         self.sockets.put(place, port.as_fd())?;
         let world = self.tables.world(u32::try_from(cpu).unwrap_or(0))?;
+        let counts = self.reader.add();
         let worker = Worker::new(
             port,
             world,
             PairStack::by(&self.pair)?,
+            self.captures.copier(),
             queue.device,
-            self.reader.add(),
+            Arc::clone(&counts),
         );
         let ends = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&ends);
@@ -199,6 +222,7 @@ impl WholeEdge {
             place,
             cpu,
             buffer_size,
+            counts,
             ends,
             handle,
         };

@@ -3,13 +3,15 @@
 use std::{io, sync::Arc, time::Duration};
 
 use crossbeam_utils::CachePadded;
-use xdp_prog::{frame::HostFrame, parse, process::Action, whole_edge::ROOM};
+use xdp_prog::{capture::Reasons, frame::HostFrame, parse, process::Action, whole_edge::ROOM};
 
 use super::{
+    copies::FrameCopier,
     counts::{EdgeCounts, EdgeOutcome, Tally},
     stack::Stack,
 };
 use crate::{
+    capture::action,
     port::{Buffer, Port, Rings},
     tables::EdgeWorld,
 };
@@ -28,6 +30,8 @@ pub(super) trait Datapath {
     fn begin(&mut self);
     /// Takes a frame of the batch all the way.
     fn process(&mut self, frame: &mut BufferFrame<'_>, ingress: u32) -> Action;
+    /// Returns the reasons that were counted since they were returned last.
+    fn take_reasons(&mut self) -> Reasons;
     /// Ends the batch.
     fn end(&mut self);
 }
@@ -41,6 +45,10 @@ impl Datapath for EdgeWorld {
         Self::process(self, frame, ingress)
     }
 
+    fn take_reasons(&mut self) -> Reasons {
+        Self::take_reasons(self)
+    }
+
     fn end(&mut self) {
         Self::end(self);
     }
@@ -52,6 +60,7 @@ pub(super) struct Worker<R, D, S> {
     port: Port<R>,
     datapath: D,
     stack: S,
+    copier: FrameCopier,
     /// Interface index.
     device: u32,
     batch: Vec<Buffer>,
@@ -66,6 +75,7 @@ impl<R: Rings, D: Datapath, S: Stack> Worker<R, D, S> {
         port: Port<R>,
         datapath: D,
         stack: S,
+        copier: FrameCopier,
         device: u32,
         counts: Arc<CachePadded<EdgeCounts>>,
     ) -> Self {
@@ -73,6 +83,7 @@ impl<R: Rings, D: Datapath, S: Stack> Worker<R, D, S> {
             port,
             datapath,
             stack,
+            copier,
             device,
             batch: Vec::with_capacity(BATCH),
             leaving: Vec::with_capacity(BATCH),
@@ -121,6 +132,7 @@ impl<R: Rings, D: Datapath, S: Stack> Worker<R, D, S> {
         let mut batch = std::mem::take(&mut self.batch);
         let taken = self.port.receive(&mut batch, BATCH);
         if taken > 0 {
+            self.copier.begin();
             self.datapath.begin();
             for buffer in batch.drain(..) {
                 self.finish(buffer);
@@ -136,7 +148,8 @@ impl<R: Rings, D: Datapath, S: Stack> Worker<R, D, S> {
     fn finish(&mut self, mut buffer: Buffer) {
         let bytes = self.port.bytes_mut(&mut buffer);
         let mut frame = HostFrame::behind(ROOM, &mut *bytes);
-        let action = self.datapath.process(&mut frame, self.device);
+        let (datapath, copier) = (&mut self.datapath, &mut self.copier);
+        let action = process(datapath, copier, &mut frame, self.device);
         let outcome = match action {
             Action::Transmit => {
                 // A frame begins where its buffer's part begins.
@@ -162,6 +175,29 @@ impl<R: Rings, D: Datapath, S: Stack> Worker<R, D, S> {
     }
 }
 
+/// Has the datapath take a frame all the way, and copies it before and after that if a capture wants it.
+fn process<D: Datapath>(
+    datapath: &mut D,
+    copier: &mut FrameCopier,
+    frame: &mut BufferFrame<'_>,
+    device: u32,
+) -> Action {
+    if !copier.before(frame, device) {
+        return datapath.process(frame, device);
+    }
+    // Those of frames before it.
+    datapath.take_reasons();
+    let action = datapath.process(frame, device);
+    let code = match action {
+        Action::Transmit => action::TRANSMIT,
+        Action::Pass => action::PASS,
+        // A thread cannot send by another device.
+        Action::Drop | Action::Continue(_) | Action::Redirect(_) => action::DROP,
+    };
+    copier.after(frame, code, datapath.take_reasons());
+    action
+}
+
 /// Hands a frame to the stack.
 fn pass<S: Stack>(stack: &mut S, frame: &BufferFrame<'_>) -> io::Result<()> {
     let link = parse::any_link(frame).map_err(|reason| io::Error::other(reason.label()))?;
@@ -170,13 +206,23 @@ fn pass<S: Stack>(stack: &mut S, frame: &BufferFrame<'_>) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use xdp_prog::frame::FrameMut as _;
+    use xdp_prog::{frame::FrameMut as _, reason::DropReason};
 
-    use super::*;
-    use crate::port::memory::{MemoryRings, START};
+    use super::{
+        super::copies::{
+            Shared,
+            tests::{settings, taken},
+        },
+        *,
+    };
+    use crate::{
+        clock::monotonic_ns,
+        port::memory::{MemoryRings, START},
+    };
 
     /// Does what the first byte of a frame says, and puts 20 bytes in front of what it sends.
-    struct ByFirstByte;
+    #[derive(Default)]
+    struct ByFirstByte(Reasons);
 
     impl Datapath for ByFirstByte {
         fn begin(&mut self) {}
@@ -190,8 +236,15 @@ mod tests {
                 }
                 b'p' => Action::Pass,
                 b'r' => Action::Redirect(9),
-                _ => Action::Drop,
+                _ => {
+                    self.0.insert(DropReason::NoBackend.index());
+                    Action::Drop
+                }
             }
+        }
+
+        fn take_reasons(&mut self) -> Reasons {
+            std::mem::take(&mut self.0)
         }
 
         fn end(&mut self) {}
@@ -211,9 +264,20 @@ mod tests {
         }
     }
 
+    const DEVICE: u32 = 7;
+
     fn worker(ring: usize) -> Worker<MemoryRings, ByFirstByte, OneFrame> {
+        worker_of_captures(ring, &Arc::default())
+    }
+
+    fn worker_of_captures(
+        ring: usize,
+        captures: &Arc<Shared>,
+    ) -> Worker<MemoryRings, ByFirstByte, OneFrame> {
         let port = Port::new(MemoryRings::new(4 * ring, ring), 0);
-        Worker::new(port, ByFirstByte, OneFrame::default(), 7, Arc::default())
+        let (datapath, stack) = (ByFirstByte::default(), OneFrame::default());
+        let copier = FrameCopier::new(captures);
+        Worker::new(port, datapath, stack, copier, DEVICE, Arc::default())
     }
 
     /// Has a frame arrive with room in front.
@@ -249,6 +313,42 @@ mod tests {
         assert_eq!(counts, [5, 1, 1, 1, 1, 1]);
         assert_eq!(worker.stack.0, frame(b'p'));
         assert_eq!(worker.port.balance().held, 0);
+    }
+
+    #[test]
+    fn capture_sees_each_frame_before_and_after_with_its_own_reasons() {
+        let captures = Arc::default();
+        let mut worker = worker_of_captures(64, &captures);
+        // Before the capture.
+        arrive(&mut worker, &frame(b'd'));
+        worker.turn().unwrap();
+        captures.follow(&settings(), monotonic_ns());
+        for first in *b"tdpr" {
+            arrive(&mut worker, &frame(first));
+        }
+        worker.turn().unwrap();
+
+        let (events, lost) = taken(&captures);
+        let mut counted = Reasons::default();
+        counted.insert(DropReason::NoBackend.index());
+        let seen = events
+            .iter()
+            .map(|one| (one.event.action, one.event.reasons));
+        let expected = [
+            (action::TRANSMIT, Reasons::default()),
+            (action::DROP, counted),
+            (action::PASS, Reasons::default()),
+            (action::DROP, Reasons::default()),
+        ];
+        assert_eq!((seen.collect::<Vec<_>>(), lost), (expected.into(), 0));
+        for (event, first) in events.iter().zip(*b"tdpr") {
+            assert_eq!(event.before, frame(first));
+            assert_eq!(event.event.ifindex, DEVICE);
+        }
+        let lengths = events.iter().map(|one| one.event.after_length);
+        assert_eq!(lengths.collect::<Vec<_>>(), [80, 0, 60, 0]);
+        assert_eq!(events[0].after, worker.port.rings().sent[0][..64]);
+        assert_eq!(events[2].after, worker.stack.0);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use xdp_prog::{
         Pin, Pod, PodFlow, PodKey, REASONS_OF_CPU, Service, ServiceKeyV4, ServiceKeyV6,
         ServiceWord, Slot, SourcePrefix, Traffic, Tuple, WAYS,
     },
+    capture::Reasons,
     frame::{FrameMut, FrameSum},
     process::{Action, process, resume},
     reason::DropReason,
@@ -52,6 +53,8 @@ pub struct EdgeWorld {
     backends: Copies<Backend>,
     next_hops: Copies<NextHop>,
     between_stages: BetweenStages,
+    /// The reasons that were counted since a capture has taken them.
+    counted: Cell<Reasons>,
     /// When the allowances of this thread are full again, in ns.
     answers_full_at: Cell<u64>,
     returns_full_at: Cell<u64>,
@@ -111,6 +114,7 @@ impl EdgeWorld {
             backends: Copies::new(),
             next_hops: Copies::new(),
             between_stages: BetweenStages::default(),
+            counted: Cell::default(),
             answers_full_at: Cell::default(),
             returns_full_at: Cell::default(),
         })
@@ -141,6 +145,11 @@ impl EdgeWorld {
             };
         }
         action
+    }
+
+    /// Returns the reasons that were counted since they were returned last.
+    pub fn take_reasons(&self) -> Reasons {
+        self.counted.take()
     }
 
     /// Tells whether a stage is there: those of pods, of NAT mode and of announced addresses are missing.
@@ -275,6 +284,9 @@ impl Counters for EdgeWorld {
     fn count_reason(&self, index: u32) {
         let place = self.cpu.wrapping_mul(REASONS_OF_CPU).wrapping_add(index);
         self.arrays.reasons.add_u64(place, 0, 1);
+        let mut counted = self.counted.get();
+        counted.insert(index);
+        self.counted.set(counted);
     }
 
     fn count_forward(&self, service: u32, backend: u32, bytes: u64) {

@@ -107,7 +107,7 @@ fn is_chosen(ingress: u32, settings: &Settings) -> bool {
     if settings.sample > 1 && unsafe { bpf_get_prandom_u32() } % settings.sample != 0 {
         return false;
     }
-    settings.interface_count == 0 || settings.interfaces.contains(&ingress)
+    settings.holds_device(ingress)
 }
 
 /// Sends the event of a frame that was copied.

@@ -30,9 +30,11 @@ use xdp_prog::{
 };
 
 pub(crate) const VIP: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 100);
+/// The client's address.
+pub(crate) const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 const EDGE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const NODE: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 2);
-const PORT: u16 = 7000;
+pub(crate) const PORT: u16 = 7000;
 pub(crate) const DATAGRAMS: u64 = 40;
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// Number of the loopback device of any network namespace.
@@ -206,7 +208,7 @@ fn bpftool(arguments: &[&str]) -> Option<String> {
 
 /// client - edge - node.
 pub(crate) struct Machines {
-    client: Namespace,
+    pub(crate) client: Namespace,
     pub(crate) edge: Namespace,
     pub(crate) node: Namespace,
 }
@@ -226,7 +228,8 @@ impl Machines {
         let (port, uplink) = Veth::between((&self.client, "eth0"), (&self.edge, "up0"))
             .create()
             .unwrap();
-        port.add_address("10.0.0.2/24".parse().unwrap()).unwrap();
+        port.add_address(format!("{CLIENT}/24").parse().unwrap())
+            .unwrap();
         port.set_neighbour(VIP.into(), uplink.mac()).unwrap();
         let (downlink, far) = Veth::between((&self.edge, "down0"), (&self.node, "eth0"))
             .create()

@@ -22,6 +22,8 @@ mod own_machine;
 #[cfg(feature = "xsk")]
 mod port;
 #[cfg(feature = "xsk")]
+mod queues;
+#[cfg(feature = "xsk")]
 mod rights;
 
 use std::sync::LazyLock;

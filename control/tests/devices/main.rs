@@ -16,10 +16,10 @@ use std::{
     time::Duration,
 };
 
-use lab::{Machine, Namespace, Topology, Veth, output};
+use lab::{Machine, Namespace, Topology, Veth, output, wait_until};
 use support::{
-    Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, Traffic, cluster_config,
-    edge_config, node_config, resolve_way, serve_on_pods,
+    Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, TIMEOUT, Traffic,
+    cluster_config, edge_config, node_config, resolve_way, serve_on_pods,
 };
 
 /// Questions on every flow between events.
@@ -140,8 +140,43 @@ fn separate(switch: &Namespace, nodes: [(&Machine, u16); 2]) {
     }
 }
 
+/// Has the edge reach a node by a VLAN in its VLAN, a device that takes no frames from XDP. Returns the device.
+fn lead_by_two_tags(edge: &Machine, node: &Machine) -> String {
+    let outer = format!("eth0.{VLAN}");
+    let [device, _] = [edge, node].map(|one| add_vlan(one.namespace(), &outer, OTHER_VLAN));
+    let mac = node.link().unwrap().mac();
+    let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
+    for address in [node.v4(), node.v6()] {
+        let edge = edge.namespace();
+        ip(edge, &format!("route add {address} dev {device}"));
+        // The node has its addresses at the outer VLAN, so it does not answer for them here.
+        ip(
+            edge,
+            &format!("neighbour add {address} dev {device} lladdr {mac}"),
+        );
+    }
+    device
+}
+
+/// Moves the edge's addresses in the other VLAN to that VLAN of a bond which takes no frames from XDP, by its mode. Returns
+/// the bond.
+fn lead_by_bond(net: &Topology, addresses: [IpAddr; 2]) -> String {
+    let bond = "bond1";
+    let edge = &net.edges()[0];
+    let port = second_port(edge);
+    connect(net, edge, "eth1", &port);
+    let mut bridge = net.switch().command("bridge");
+    let allow = format!("vlan add dev {port} vid {OTHER_VLAN}");
+    output(bridge.args(allow.split(' '))).unwrap();
+    let edge = edge.namespace();
+    put_bond_above(edge, bond, "broadcast", &["eth1"]);
+    ip(edge, &format!("link delete eth0.{OTHER_VLAN}"));
+    add_addresses(edge, &add_vlan(edge, bond, OTHER_VLAN), addresses);
+    bond.to_owned()
+}
+
 #[test]
-fn backends_in_two_vlans_of_one_uplink_are_both_reached() {
+fn backends_in_two_vlans_of_one_uplink_are_both_reached_and_carried_where_xdp_is_not() {
     let net = Topology::builder()
         .nodes(1)
         .routed_nodes(1)
@@ -154,7 +189,8 @@ fn backends_in_two_vlans_of_one_uplink_are_both_reached() {
 
     let services = Service::all(&MODES);
     let _echoes = [near, apart].map(|node| Echo::start(node, &services));
-    let _edge = Agent::start(edge, &edge_config(&services, net.nodes()));
+    let config = edge_config(&services, net.nodes());
+    let agent = Agent::start(edge, &config);
     // The edge sends from the address that it has in the node's VLAN.
     let [v4, v6] = of_edge;
     let of_apart = node_config([edge]).replace(
@@ -163,9 +199,30 @@ fn backends_in_two_vlans_of_one_uplink_are_both_reached() {
     );
     let _near = Agent::start(near, &node_config([edge]));
     let _apart = Agent::start(apart, &of_apart);
-    for service in services {
-        every_node_answers(&net, &[service], FLOWS_OF_ONE);
+    for service in &services {
+        every_node_answers(&net, &[*service], FLOWS_OF_ONE);
     }
+    assert_eq!(Cluster::packets(&agent, "punt", "punted_carry"), 0);
+
+    let devices = [lead_by_two_tags(edge, near), lead_by_bond(&net, of_edge)];
+    agent.write_config(&format!("mend: on\n{config}"));
+    let status = agent.wait_for_answer("both nodes are carried", &["status"], |status| {
+        let carried = &status["mend"]["carried"];
+        // Each has an address of each family.
+        devices.iter().all(|device| carried[device] == 2)
+    });
+    assert_eq!(status["problems"], serde_json::json!([]), "{status}");
+    for service in &services {
+        every_node_answers(&net, &[*service], FLOWS_OF_ONE);
+    }
+    let asked = (services.len() * FLOWS_OF_ONE) as u64;
+    // Connections still end.
+    wait_until("all that was handed over is carried", TIMEOUT, || {
+        let [punted, carried] = [("punt", "punted_carry"), ("mend", "mend_carried")]
+            .map(|(action, reason)| Cluster::packets(&agent, action, reason));
+        carried >= asked && carried == punted
+    })
+    .unwrap();
 }
 
 /// Services of all pods, at VIPs and at a NodePort.
@@ -365,18 +422,31 @@ fn connect(net: &Topology, machine: &Machine, interface: &str, port: &str) {
 
 /// Gives a machine a second cable to the switch, and one bond over both.
 fn bond(net: &Topology, machine: &Machine) {
-    let namespace = machine.namespace();
-    connect(net, machine, "eth1", &format!("{}b", machine.label()));
-    ip(
-        namespace,
-        "link add bond0 mtu 1600 type bond mode active-backup miimon 10",
+    connect(net, machine, "eth1", &second_port(machine));
+    put_bond_above(
+        machine.namespace(),
+        "bond0",
+        "active-backup",
+        &["eth0", "eth1"],
     );
-    for member in ["eth0", "eth1"] {
-        ip(namespace, &format!("link set {member} down"));
-        ip(namespace, &format!("link set {member} master bond0"));
-    }
-    ip(namespace, "link set bond0 up");
     move_addresses(machine, "bond0");
+}
+
+/// The switch's port of a machine's second cable.
+fn second_port(machine: &Machine) -> String {
+    format!("{}b", machine.label())
+}
+
+fn put_bond_above(machine: &Namespace, name: &str, mode: &str, members: &[&str]) {
+    ip(
+        machine,
+        &format!("link add {name} mtu 1600 type bond mode {mode} miimon 10"),
+    );
+    for member in members {
+        ip(machine, &format!("link set {member} down"));
+        ip(machine, &format!("link set {member} master {name}"));
+    }
+    ip(machine, &format!("link set {name} up"));
 }
 
 #[test]

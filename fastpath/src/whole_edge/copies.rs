@@ -574,7 +574,7 @@ pub(super) mod tests {
                 owner: 43,
                 ..settings()
             },
-            0,
+            monotonic_ns(),
         );
         copier.begin();
         pass(&mut copier, 4);

@@ -78,10 +78,20 @@ impl Frame for XdpFrame<'_> {
 
     #[inline(always)]
     fn opaque_aside<const LIMIT: usize>(&self, offset: usize) -> usize {
-        // Not the frame's length: packets that come by another way would pay for a register that holds it.
-        // SAFETY: the context is valid for the whole run.
-        let unknown = unsafe { (*self.ctx.ctx).rx_queue_index };
-        opaque::<LIMIT>(offset, unknown as usize)
+        let unknown: usize;
+        // The compiler must not take the difference from elsewhere: other packets would pay for a register that holds it.
+        // SAFETY: two instructions that access nothing but registers.
+        unsafe {
+            core::arch::asm!(
+                "{unknown} = {end}",
+                "{unknown} -= {start}",
+                unknown = out(reg) unknown,
+                start = in(reg) self.start.get(),
+                end = in(reg) self.end.get(),
+                options(nomem, nostack),
+            );
+        }
+        opaque::<LIMIT>(offset, unknown)
     }
 
     #[inline(always)]

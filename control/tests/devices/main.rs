@@ -10,16 +10,12 @@
 #[path = "../e2e/support/mod.rs"]
 mod support;
 
-use std::{
-    io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    time::Duration,
-};
+use std::{io, net::IpAddr, time::Duration};
 
-use lab::{Machine, Namespace, Topology, Veth, output, wait_until};
+use lab::{Machine, Namespace, Topology, Veth, output};
 use support::{
-    Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, TIMEOUT, Traffic,
-    cluster_config, edge_config, node_config, resolve_way, serve_on_pods,
+    Agent, Cluster, Echo, Flow, Mode, PodService, Protocol, Service, Traffic, cluster_config,
+    edge_config, node_config, resolve_way, serve_on_pods,
 };
 
 /// Questions on every flow between events.
@@ -140,43 +136,8 @@ fn separate(switch: &Namespace, nodes: [(&Machine, u16); 2]) {
     }
 }
 
-/// Has the edge reach a node by a VLAN in its VLAN, a device that takes no frames from XDP. Returns the device.
-fn lead_by_two_tags(edge: &Machine, node: &Machine) -> String {
-    let outer = format!("eth0.{VLAN}");
-    let [device, _] = [edge, node].map(|one| add_vlan(one.namespace(), &outer, OTHER_VLAN));
-    let mac = node.link().unwrap().mac();
-    let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
-    for address in [node.v4(), node.v6()] {
-        let edge = edge.namespace();
-        ip(edge, &format!("route add {address} dev {device}"));
-        // The node has its addresses at the outer VLAN, so it does not answer for them here.
-        ip(
-            edge,
-            &format!("neighbour add {address} dev {device} lladdr {mac}"),
-        );
-    }
-    device
-}
-
-/// Moves the edge's addresses in the other VLAN to that VLAN of a bond which takes no frames from XDP, by its mode. Returns
-/// the bond.
-fn lead_by_bond(net: &Topology, addresses: [IpAddr; 2]) -> String {
-    let bond = "bond1";
-    let edge = &net.edges()[0];
-    let port = second_port(edge);
-    connect(net, edge, "eth1", &port);
-    let mut bridge = net.switch().command("bridge");
-    let allow = format!("vlan add dev {port} vid {OTHER_VLAN}");
-    output(bridge.args(allow.split(' '))).unwrap();
-    let edge = edge.namespace();
-    put_bond_above(edge, bond, "broadcast", &["eth1"]);
-    ip(edge, &format!("link delete eth0.{OTHER_VLAN}"));
-    add_addresses(edge, &add_vlan(edge, bond, OTHER_VLAN), addresses);
-    bond.to_owned()
-}
-
 #[test]
-fn backends_in_two_vlans_of_one_uplink_are_both_reached_and_carried_where_xdp_is_not() {
+fn backends_in_two_vlans_of_one_uplink_are_both_reached() {
     let net = Topology::builder()
         .nodes(1)
         .routed_nodes(1)
@@ -189,8 +150,7 @@ fn backends_in_two_vlans_of_one_uplink_are_both_reached_and_carried_where_xdp_is
 
     let services = Service::all(&MODES);
     let _echoes = [near, apart].map(|node| Echo::start(node, &services));
-    let config = edge_config(&services, net.nodes());
-    let agent = Agent::start(edge, &config);
+    let _edge = Agent::start(edge, &edge_config(&services, net.nodes()));
     // The edge sends from the address that it has in the node's VLAN.
     let [v4, v6] = of_edge;
     let of_apart = node_config([edge]).replace(
@@ -199,30 +159,9 @@ fn backends_in_two_vlans_of_one_uplink_are_both_reached_and_carried_where_xdp_is
     );
     let _near = Agent::start(near, &node_config([edge]));
     let _apart = Agent::start(apart, &of_apart);
-    for service in &services {
-        every_node_answers(&net, &[*service], FLOWS_OF_ONE);
+    for service in services {
+        every_node_answers(&net, &[service], FLOWS_OF_ONE);
     }
-    assert_eq!(Cluster::packets(&agent, "punt", "punted_carry"), 0);
-
-    let devices = [lead_by_two_tags(edge, near), lead_by_bond(&net, of_edge)];
-    agent.write_config(&format!("mend: on\n{config}"));
-    let status = agent.wait_for_answer("both nodes are carried", &["status"], |status| {
-        let carried = &status["mend"]["carried"];
-        // Each has an address of each family.
-        devices.iter().all(|device| carried[device] == 2)
-    });
-    assert_eq!(status["problems"], serde_json::json!([]), "{status}");
-    for service in &services {
-        every_node_answers(&net, &[*service], FLOWS_OF_ONE);
-    }
-    let asked = (services.len() * FLOWS_OF_ONE) as u64;
-    // Connections still end.
-    wait_until("all that was handed over is carried", TIMEOUT, || {
-        let [punted, carried] = [("punt", "punted_carry"), ("mend", "mend_carried")]
-            .map(|(action, reason)| Cluster::packets(&agent, action, reason));
-        carried >= asked && carried == punted
-    })
-    .unwrap();
 }
 
 /// Services of all pods, at VIPs and at a NodePort.
@@ -279,103 +218,71 @@ fn by_sctp() -> Vec<PodService<'static>> {
     .collect()
 }
 
-/// What an edge sends by IP-in-IP to a node that knows less than the edge.
-struct Strays<'net> {
-    pod: &'net Machine,
-    /// Services of the pod. The edge's file has them at a pod that is not there.
-    misnamed: Vec<PodService<'net>>,
-    /// Services that the edge's file alone has.
-    unknown: Vec<PodService<'net>>,
+#[test]
+fn replies_of_pods_leave_by_the_vlan() {
+    let net = Topology::builder().pods(1).build().unwrap();
+    tag_all(&net);
+    let (services, by_sctp) = (of_pods(&MODES), by_sctp());
+    let all = [&services[..], &by_sctp].concat();
+    let _echoes = serve_on_pods(&net, &all);
+    let _cluster = Cluster::start(&net, &all);
+    every_pod_replies(&net, &services);
+    let by_sctp: Vec<Service> = by_sctp.iter().map(|service| service.service).collect();
+    every_node_answers(&net, &by_sctp, FLOWS);
 }
 
-impl<'net> Strays<'net> {
-    /// Where the pod serves what is misnamed.
-    const TARGET_PORT: u16 = 8090;
-
-    fn at(pod: &'net Machine) -> Self {
-        let over = |protocol, port| {
-            let all = Service::all(&[Mode::IpipV4, Mode::IpipV6]).into_iter();
-            let of_protocol = all.filter(move |service| service.protocol == protocol);
-            of_protocol.map(move |mut service| {
-                service.address.set_port(port);
-                PodService {
-                    only: Some(pod),
-                    ..PodService::over_all(service)
-                }
-            })
-        };
-        let misnamed = over(Protocol::Tcp, 7200).map(|service| PodService {
-            target_port: Self::TARGET_PORT,
-            ..service
-        });
-        Self {
-            pod,
-            misnamed: misnamed.collect(),
-            unknown: over(Protocol::Udp, 7100).collect(),
-        }
-    }
-
-    /// The files of the edge and of nodes, which agree on other services.
-    fn configs(&self, net: &Topology, others: &[PodService<'_>]) -> [String; 2] {
-        let known = [others, &self.misnamed].concat();
-        let mut of_edge = cluster_config(net, &[&known[..], &self.unknown].concat());
-        for pod in [self.pod.v4(), self.pod.v6()] {
-            let entry = |pod| format!("address: \"{pod}\", port: {}", Self::TARGET_PORT);
-            assert!(of_edge.contains(&entry(pod)), "{of_edge}");
-            of_edge = of_edge.replace(&entry(pod), &entry(no_pod(pod)));
-        }
-        [of_edge, cluster_config(net, &known)]
-    }
-
-    /// At the node of the pod, a connection to a pod that is not there gets a RST, and what no service there has goes round
-    /// no circle. Nothing else may have been sent yet.
-    fn assert_ended(&self, net: &Topology, agent: &Agent<'_>) {
-        const SHORT: Duration = Duration::from_millis(500);
-        let mut sent = 0;
-        for client in net.clients() {
-            resolve_way(agent.machine(), client);
-            for PodService { service, .. } in &self.misnamed {
-                let error = Flow::resume(client, service).unwrap_err();
-                assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "{service}");
+/// What an edge sends by IP-in-IP to a node that knows less than the edge: a connection to a pod that is not there gets a RST,
+/// and what no service there has goes round no circle.
+fn strays_end(net: &Topology, with_devices: impl Fn(String) -> String) {
+    const SHORT: Duration = Duration::from_millis(500);
+    let (edge, node) = (&net.edges()[0], &net.nodes()[0]);
+    let [own, foreign] = node.pods() else {
+        panic!("two pods");
+    };
+    let over = |only, protocol, port| {
+        let all = Service::all(&[Mode::IpipV4, Mode::IpipV6]).into_iter();
+        let of_protocol = all.filter(move |service| service.protocol == protocol);
+        of_protocol.map(move |mut service| {
+            service.address.set_port(port);
+            PodService {
+                only: Some(only),
+                ..PodService::over_all(service)
             }
-            for PodService { service, .. } in &self.unknown {
-                let error = Flow::open_within(client, service, SHORT).unwrap_err();
-                assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{service}");
-                sent += 1;
-                Cluster::wait_for_packets(agent, "drop", "sent_back", sent);
-            }
+        })
+    };
+    let known: Vec<PodService<'_>> = over(own, Protocol::Tcp, 7000).collect();
+    let misnamed: Vec<PodService<'_>> = over(foreign, Protocol::Tcp, 7000).collect();
+    let unknown: Vec<PodService<'_>> = over(own, Protocol::Udp, 7100).collect();
+    let at_edge: Vec<PodService<'_>> = misnamed.iter().chain(&unknown).copied().collect();
+    let _echoes = serve_on_pods(net, &known);
+    let agent = Agent::start(node, &with_devices(cluster_config(net, &known)));
+    let config = cluster_config(net, &at_edge) + "node_health: off\n";
+    let _edge = Agent::start(edge, &with_devices(config));
+
+    let mut sent = 0;
+    for client in net.clients() {
+        resolve_way(node, client);
+        for PodService { service, .. } in &misnamed {
+            let error = Flow::resume(client, service).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionReset, "{service}");
         }
-        assert_eq!(Cluster::packets(agent, "pass", "decapsulated"), 0);
+        for PodService { service, .. } in &unknown {
+            let error = Flow::open_within(client, service, SHORT).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{service}");
+            sent += 1;
+            Cluster::wait_for_packets(&agent, "drop", "sent_back", sent);
+        }
     }
+    assert_eq!(Cluster::packets(&agent, "pass", "decapsulated"), 0);
 }
 
-/// An address that no pod has, beside that of one.
-fn no_pod(pod: IpAddr) -> IpAddr {
-    match pod {
-        IpAddr::V4(pod) => Ipv4Addr::from(u32::from(pod) + 100).into(),
-        IpAddr::V6(pod) => Ipv6Addr::from(u128::from(pod) + 100).into(),
-    }
-}
-
-/// Starts the agents of the edge and of the nodes, in their order.
-fn start_all<'net>(
-    net: &'net Topology,
-    of_edge: &str,
-    of_nodes: [&str; 2],
-) -> (Agent<'net>, Vec<Agent<'net>>) {
-    let mut edge = Agent::launch(&net.edges()[0], of_edge);
-    let nodes = net.nodes().iter().zip(of_nodes);
-    let mut nodes: Vec<_> = nodes
-        .map(|(node, file)| Agent::launch(node, file))
-        .collect();
-    edge.wait_until_ready();
-    nodes.iter_mut().for_each(Agent::wait_until_ready);
-    (edge, nodes)
-}
-
-/// Puts a client behind another VLAN for this node than the edge is in.
-fn put_behind_other_vlan(net: &Topology, node: &Machine, client: &Machine) {
-    let node = node.namespace();
+/// One client is behind the VLAN that the edge is in, the other one behind another.
+#[test]
+fn strays_end_at_a_node_on_a_vlan() {
+    let net = Topology::builder().clients(2).nodes(1).pods(2);
+    let net = net.build().unwrap();
+    tag_all(&net);
+    let node = net.nodes()[0].namespace();
     for (machine, interface, addresses) in [
         (node, "eth0", ["10.0.102.2", "fd00:102::2"]),
         (net.router(), "fabric", ["10.0.102.1", "fd00:102::1"]),
@@ -383,27 +290,21 @@ fn put_behind_other_vlan(net: &Topology, node: &Machine, client: &Machine) {
         let vlan = add_vlan(machine, interface, OTHER_VLAN);
         add_addresses(machine, &vlan, addresses.map(|one| one.parse().unwrap()));
     }
-    for (client, router) in [(client.v4(), "10.0.102.1"), (client.v6(), "fd00:102::1")] {
+    let other = &net.clients()[1];
+    for (client, router) in [(other.v4(), "10.0.102.1"), (other.v6(), "fd00:102::1")] {
         ip(node, &format!("route add {client} via {router}"));
     }
+    strays_end(&net, |config| config);
 }
 
 #[test]
-fn replies_of_pods_leave_by_the_vlan_and_strays_end_there() {
-    let net = Topology::builder().clients(2).pods(1).build().unwrap();
-    tag_all(&net);
-    let node = &net.nodes()[0];
-    put_behind_other_vlan(&net, node, &net.clients()[1]);
-    let (services, by_sctp) = (of_pods(&MODES), by_sctp());
-    let all = [&services[..], &by_sctp].concat();
-    let strays = Strays::at(&node.pods()[0]);
-    let _echoes = serve_on_pods(&net, &[&all[..], &strays.misnamed].concat());
-    let [of_edge, of_nodes] = strays.configs(&net, &all);
-    let (_edge, nodes) = start_all(&net, &of_edge, [&of_nodes, &of_nodes]);
-    strays.assert_ended(&net, &nodes[0]);
-    every_pod_replies(&net, &services);
-    let by_sctp: Vec<Service> = by_sctp.iter().map(|service| service.service).collect();
-    every_node_answers(&net, &by_sctp, FLOWS);
+fn strays_end_at_a_node_on_a_bond() {
+    let net = Topology::builder().nodes(1).pods(2).build().unwrap();
+    for machine in [&net.edges()[0], &net.nodes()[0]] {
+        bond(&net, machine);
+    }
+    net.route_vips(&[0]).unwrap();
+    strays_end(&net, |config| config.replace("name: eth0", "name: bond0"));
 }
 
 /// Gives a machine a cable to a port of the switch.
@@ -422,35 +323,22 @@ fn connect(net: &Topology, machine: &Machine, interface: &str, port: &str) {
 
 /// Gives a machine a second cable to the switch, and one bond over both.
 fn bond(net: &Topology, machine: &Machine) {
-    connect(net, machine, "eth1", &second_port(machine));
-    put_bond_above(
-        machine.namespace(),
-        "bond0",
-        "active-backup",
-        &["eth0", "eth1"],
+    let namespace = machine.namespace();
+    connect(net, machine, "eth1", &format!("{}b", machine.label()));
+    ip(
+        namespace,
+        "link add bond0 mtu 1600 type bond mode active-backup miimon 10",
     );
+    for member in ["eth0", "eth1"] {
+        ip(namespace, &format!("link set {member} down"));
+        ip(namespace, &format!("link set {member} master bond0"));
+    }
+    ip(namespace, "link set bond0 up");
     move_addresses(machine, "bond0");
 }
 
-/// The switch's port of a machine's second cable.
-fn second_port(machine: &Machine) -> String {
-    format!("{}b", machine.label())
-}
-
-fn put_bond_above(machine: &Namespace, name: &str, mode: &str, members: &[&str]) {
-    ip(
-        machine,
-        &format!("link add {name} mtu 1600 type bond mode {mode} miimon 10"),
-    );
-    for member in members {
-        ip(machine, &format!("link set {member} down"));
-        ip(machine, &format!("link set {member} master {name}"));
-    }
-    ip(machine, &format!("link set {name} up"));
-}
-
 #[test]
-fn bond_carries_replies_of_pods_ends_strays_and_goes_on_with_the_member_that_is_left() {
+fn bond_carries_replies_of_pods_and_goes_on_with_the_member_that_is_left() {
     let net = Topology::builder().pods(1).build().unwrap();
     let (edge, node) = (&net.edges()[0], &net.nodes()[0]);
     bond(&net, edge);
@@ -458,13 +346,12 @@ fn bond_carries_replies_of_pods_ends_strays_and_goes_on_with_the_member_that_is_
     net.route_vips(&[0]).unwrap();
 
     let services = of_pods(&MODES);
-    let strays = Strays::at(&node.pods()[0]);
-    let _echoes = serve_on_pods(&net, &[&services[..], &strays.misnamed].concat());
-    let [of_edge, of_nodes] = strays.configs(&net, &services);
-    let [of_edge, of_bonded] =
-        [&of_edge, &of_nodes].map(|file| file.replace("name: eth0", "name: bond0"));
-    let (_edge, nodes) = start_all(&net, &of_edge, [&of_bonded, &of_nodes]);
-    strays.assert_ended(&net, &nodes[0]);
+    let _echoes = serve_on_pods(&net, &services);
+    let config = cluster_config(&net, &services);
+    let bonded = config.replace("name: eth0", "name: bond0");
+    let _edge = Agent::start(edge, &bonded);
+    let _bonded = Agent::start(node, &bonded);
+    let _other = Agent::start(&net.nodes()[1], &config);
     every_pod_replies(&net, &services);
 
     let services: Vec<Service> = services.iter().map(|service| service.service).collect();

@@ -379,7 +379,7 @@ fn run_control(arguments: &Control) -> Result<Outcome> {
     if let Some(out) = &arguments.out {
         control::result::of(&report, own_command(), started)?.write(out)?;
     }
-    print_report(arguments.json, &report, report.to_json().into_iter());
+    print_report(arguments.json, &report, report.to_json());
     Ok(report.outcome())
 }
 

@@ -45,7 +45,7 @@ const LEAST_PRIVILEGED: u16 = 512;
 
 /// Finds the port by which the pod sees a packet's flow. The flow may begin with this packet.
 ///
-/// The result of each part goes through [`Relay`](crate::world::Relay), so that the kernel verifies the next part
+/// The result of each part goes through [`Relay`], so that the kernel verifies the next part
 /// once.
 ///
 /// # Errors

@@ -32,8 +32,9 @@ use crate::loopback::{self, OWN};
 const CHANGES: usize = 20_000;
 /// Changes between two replacements of the steady service's backends.
 const CHANGES_PER_FLIP: usize = 10;
-/// Packets of each kind that a verdict takes.
-const LEAST_PACKETS: u64 = 5_000;
+/// Packets to the steady service, and of each other kind, that a verdict takes more than.
+const STEADY_PACKETS: u64 = 50_000;
+const OTHER_PACKETS: u64 = 5_000;
 const SEED: u64 = 7;
 const SLOTS_LOG2: u8 = 11;
 const VIP: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
@@ -73,13 +74,24 @@ fn no_packet_sees_a_half_written_table_or_another_services_entry() {
             });
         }
         let _done = SetOnDrop(&done);
-        let mut changes = Changes::new(&done, [&steady, &fleeting]);
+        let mut changes = Changes::new(
+            &done,
+            [(&steady, STEADY_PACKETS), (&fleeting, OTHER_PACKETS)],
+        );
         change_tables(&mut tables, &sets, &mut changes);
     });
 
     let [steady, fleeting] = [steady, fleeting].map(AtomicU64::into_inner);
     println!(
         "{steady} packets to the steady service, {fleeting} to services while they were there"
+    );
+    assert!(
+        steady > STEADY_PACKETS,
+        "too little load for a verdict: {steady} packets"
+    );
+    assert!(
+        fleeting > OTHER_PACKETS,
+        "too little load for a verdict: {fleeting} packets"
     );
     let counters = tables.counters().unwrap();
     let unexpected: Vec<_> = counters
@@ -135,12 +147,20 @@ fn no_packet_reaches_a_pod_of_another_service_or_leaves_for_a_node_without_one()
         }
         let _done = SetOnDrop(&done);
         let wanted = [Outcome::Delivered, Outcome::Forwarded, Outcome::Stack];
-        let mut changes = Changes::new(&done, wanted.map(|outcome| &seen[outcome as usize]));
+        let wanted = wanted.map(|outcome| (&seen[outcome as usize], OTHER_PACKETS));
+        let mut changes = Changes::new(&done, wanted);
         move_pods(&mut tables, &mut changes);
     });
 
     let seen = seen.map(AtomicU64::into_inner);
     println!("delivered, forwarded, left to the stack, dropped: {seen:?}");
+    for outcome in [Outcome::Delivered, Outcome::Forwarded, Outcome::Stack] {
+        let packets = seen[outcome as usize];
+        assert!(
+            packets > OTHER_PACKETS,
+            "too little load for a verdict: {seen:?}"
+        );
+    }
     let counters = tables.counters().unwrap();
     let dropped = counters.reasons.iter().filter(|count| {
         let rightful = ["unknown_pod", "no_local_backend"].contains(&count.label);
@@ -156,12 +176,12 @@ struct Changes<'a, const KINDS: usize> {
     least: usize,
     /// Whether a sender has found a stray packet and panicked.
     done: &'a AtomicBool,
-    /// Packets of each kind that have met the changes.
-    packets: [&'a AtomicU64; KINDS],
+    /// Packets of each kind that have met the changes, and how many must have been exceeded.
+    packets: [(&'a AtomicU64, u64); KINDS],
 }
 
 impl<'a, const KINDS: usize> Changes<'a, KINDS> {
-    fn new(done: &'a AtomicBool, packets: [&'a AtomicU64; KINDS]) -> Self {
+    fn new(done: &'a AtomicBool, packets: [(&'a AtomicU64, u64); KINDS]) -> Self {
         let least = std::env::var("GUIDEWAY_TABLE_CHANGES");
         Self {
             made: 0,
@@ -176,7 +196,8 @@ impl<const KINDS: usize> Iterator for Changes<'_, KINDS> {
     type Item = usize;
 
     fn next(&mut self) -> Option<usize> {
-        let is_met = |packets: &&AtomicU64| packets.load(Ordering::Relaxed) > LEAST_PACKETS;
+        let is_met =
+            |(packets, bound): &(&AtomicU64, u64)| packets.load(Ordering::Relaxed) > *bound;
         let is_enough = self.made >= self.least && self.packets.iter().all(is_met);
         if is_enough || self.done.load(Ordering::Relaxed) {
             return None;

@@ -8,6 +8,7 @@
 //! An id is used again only after every thread has taken a snapshot that was made after the id fell out of use; see
 //! [`EdgeTables::wait`].
 
+mod batch_traffic;
 mod prefixes;
 mod snapshot;
 #[cfg(test)]

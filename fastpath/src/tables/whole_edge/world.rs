@@ -35,15 +35,13 @@ use super::{
         syscall_map::{EXIST, SyscallMap},
     },
     Arrays, EdgeTables, Snapshot,
+    batch_traffic::{BatchTraffic, Counted},
     snapshot::Reader,
 };
 use crate::clock::coarse_ns;
 
 /// Entries of a kind that one packet looks at, at most: those of a slot's list of past owners, and some more.
 const MOST_COPIES: usize = 32;
-
-/// Services, and backends, whose packets of one batch are counted together.
-const IDS_OF_BATCH: usize = 64;
 
 /// The tables for one thread.
 pub struct EdgeWorld {
@@ -105,67 +103,6 @@ impl<T> Copies<T> {
         for place in &mut self.places[..self.used.take()] {
             place.take();
         }
-    }
-}
-
-/// Packets and bytes of one id.
-#[derive(Clone, Copy, Debug)]
-struct Counted {
-    id: u32,
-    traffic: Traffic,
-}
-
-impl Counted {
-    const NONE: Self = Self {
-        id: 0,
-        traffic: Traffic {
-            packets: 0,
-            bytes: 0,
-        },
-    };
-}
-
-/// What the packets of a batch have to be counted as. Adding to counters that other threads may add to, too, is dear:
-/// once for all packets of an id is enough.
-struct BatchTraffic {
-    places: [Cell<Counted>; IDS_OF_BATCH],
-}
-
-impl BatchTraffic {
-    fn new() -> Self {
-        Self {
-            places: [const { Cell::new(Counted::NONE) }; IDS_OF_BATCH],
-        }
-    }
-
-    /// Adds a packet. Returns what is to be counted now, because its place is taken by this id.
-    fn add(&self, id: u32, bytes: u64) -> Option<Counted> {
-        let place = &self.places[id as usize % IDS_OF_BATCH];
-        let mut counted = place.get();
-        let former = (counted.id != id && counted.traffic.packets > 0).then_some(counted);
-        if counted.id != id {
-            counted = Counted {
-                id,
-                ..Counted::NONE
-            };
-        }
-        counted.traffic.packets += 1;
-        counted.traffic.bytes += bytes;
-        place.set(counted);
-        former
-    }
-
-    /// Removes all that is to be counted.
-    fn take(&self) -> impl Iterator<Item = Counted> {
-        let places = self.places.iter();
-        places.filter_map(|place| {
-            let counted = place.get();
-            if counted.traffic.packets == 0 {
-                return None;
-            }
-            place.set(Counted::NONE);
-            Some(counted)
-        })
     }
 }
 
@@ -374,14 +311,12 @@ impl Counters for EdgeWorld {
     }
 
     fn count_forward(&self, service: u32, backend: u32, bytes: u64) {
-        let services = self.service_traffic.add(service, bytes);
-        services
-            .into_iter()
-            .for_each(|former| self.count_service(former));
-        let backends = self.backend_traffic.add(backend, bytes);
-        backends
-            .into_iter()
-            .for_each(|former| self.count_backend(former));
+        if let Some(former) = self.service_traffic.add(service, bytes) {
+            self.count_service(former);
+        }
+        if let Some(former) = self.backend_traffic.add(backend, bytes) {
+            self.count_backend(former);
+        }
     }
 }
 

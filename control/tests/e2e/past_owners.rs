@@ -61,7 +61,17 @@ struct Agents<'net> {
 
 impl<'net> Agents<'net> {
     fn start(net: &'net Topology, protocol: Protocol, pod: &Machine, before: Edit) -> Self {
-        let services: Vec<PodService<'_>> = Service::all(&[Mode::IpipV4, Mode::IpipV6])
+        Self::start_by(&[Mode::IpipV4, Mode::IpipV6], net, protocol, pod, before)
+    }
+
+    fn start_by(
+        modes: &[Mode],
+        net: &'net Topology,
+        protocol: Protocol,
+        pod: &Machine,
+        before: Edit,
+    ) -> Self {
+        let services: Vec<PodService<'_>> = Service::all(modes)
             .into_iter()
             .filter(|service| service.protocol == protocol)
             .map(PodService::over_all)
@@ -321,6 +331,65 @@ fn connections_stay_when_a_pod_of_the_edge_is_added() {
             assert!(found, "past owner at the edge: {is_at_edge}");
         }
     });
+}
+
+/// Holds flows by L2 DSR, where a node chooses among its own pods, while what the file says of one of them changes there and
+/// back. Idle ones are held as well if `holds_idle`. Returns the pods of flows from before the change, and of those that came
+/// after it.
+fn flows_by_l2dsr_stay(
+    protocol: Protocol,
+    (before, after): (Edit, Edit),
+    holds_idle: bool,
+) -> (String, Vec<Flow>, Vec<Flow>) {
+    let net = edge_apart();
+    let pod = net.nodes()[0].pods().first().unwrap();
+    let agents = Agents::start_by(&[Mode::L2dsr], &net, protocol, pod, before);
+    let client = &net.clients()[0];
+    let open = || Flow::open_many(client, &agents.services, FLOWS);
+    let mut first = open();
+    let traffic = Traffic::over(open());
+    traffic.wait_for_rounds(ROUNDS);
+
+    agents.change(pod, after);
+    traffic.wait_for_rounds(ROUNDS);
+    if holds_idle {
+        Flow::all_stay(&mut first, "after the change");
+    }
+    let mut between = open();
+    agents.change_again(pod, before);
+    traffic.wait_for_rounds(ROUNDS);
+    traffic.stop_unharmed();
+    if holds_idle {
+        Flow::all_stay(&mut first, "after the way back");
+        Flow::all_stay(&mut between, "which came in between");
+    }
+    (pod.label().to_owned(), first, between)
+}
+
+#[test]
+fn connections_by_l2dsr_of_a_pod_that_is_removed_beside_others_go_on() {
+    let (pod, first, between) = flows_by_l2dsr_stay(Protocol::Tcp, (unchanged, without), true);
+    assert!(Flow::nodes(&first).contains(pod.as_str()));
+    assert!(
+        !Flow::nodes(&between).contains(pod.as_str()),
+        "it gets no new ones"
+    );
+}
+
+#[test]
+fn connections_by_l2dsr_stay_when_a_pod_is_added_beside_others() {
+    let (pod, first, between) = flows_by_l2dsr_stay(Protocol::Tcp, (without, unchanged), true);
+    assert!(!Flow::nodes(&first).contains(pod.as_str()));
+    assert!(
+        Flow::nodes(&between).contains(pod.as_str()),
+        "it gets new ones"
+    );
+}
+
+#[test]
+fn datagrams_by_l2dsr_in_use_stay_when_a_pod_is_added_beside_others() {
+    let (pod, first, _) = flows_by_l2dsr_stay(Protocol::Udp, (without, unchanged), false);
+    assert!(!Flow::nodes(&first).contains(pod.as_str()));
 }
 
 /// How many packets the first node has put together from fragments, whose connection tracking does that for its pods.

@@ -3,7 +3,7 @@
 //! A binary buddy allocator (Knuth, TAOCP 2.5): runs are powers of two and begin at multiples of their length, so
 //! freed neighbours merge again. It only keeps account; what is in a run is in the mapped array.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, ops::Range};
 
 /// Number of run lengths, from 2^0 slots to the largest arena.
 const ORDERS: u8 = 29;
@@ -20,6 +20,11 @@ impl Run {
     /// Returns the number of slots.
     pub const fn length(self) -> u32 {
         1 << self.log2
+    }
+
+    /// Returns the indexes of its slots.
+    pub const fn slots(self) -> Range<u32> {
+        self.base..self.base + self.length()
     }
 
     const fn buddy(self) -> u32 {
@@ -194,7 +199,7 @@ mod tests {
             let dice = usize::try_from(state >> 33).unwrap();
             if dice.is_multiple_of(2) || held.is_empty() {
                 if let Some(run) = arena.allocate(u8::try_from(dice / 2 % 9).unwrap()) {
-                    for slot in run.base..run.base + run.length() {
+                    for slot in run.slots() {
                         assert!(
                             !std::mem::replace(&mut taken[slot as usize], true),
                             "{run:?}"

@@ -63,6 +63,11 @@ pub(super) fn keeps_past(spec: &ServiceSpec) -> bool {
     spec.mode != ForwardMode::Nat
 }
 
+/// Tells whether the slots of this machine's own pods have lists, too. By L2 DSR, the node chooses the pod.
+pub(super) fn keeps_past_of_own_pods(spec: &ServiceSpec) -> bool {
+    spec.mode == ForwardMode::L2dsr
+}
+
 /// Tells whether nodes return what they do not know: those of pods, of what comes in an outer header.
 pub(super) fn has_returns(spec: &ServiceSpec) -> bool {
     let mut backends = spec.backends.iter();
@@ -145,14 +150,18 @@ impl Tables {
 
     /// Notes that a slot of a run that no service has yet is written.
     pub(super) fn finish_slot(&mut self, index: u32, change: &OwnerChange<'_>) {
-        if change.is_new {
-            self.pasts.unfinished = change.run.base..index + 1;
+        if !change.is_new {
+            return;
+        }
+        match self.pasts.unfinished.last_mut() {
+            Some(slots) if slots.start == change.run.base => slots.end = index + 1,
+            _ => self.pasts.unfinished.push(change.run.base..index + 1),
         }
     }
 
     /// Returns what was dropped of the service that is being put, and begins to count anew.
     pub(super) fn take_dropped(&mut self) -> DroppedOwners {
-        self.pasts.unfinished = 0..0;
+        self.pasts.unfinished.clear();
         std::mem::take(&mut self.pasts.dropped_now)
     }
 
@@ -297,7 +306,7 @@ impl Tables {
 
     /// Takes the lists of a run away that goes out of use. Packets in flight that still look at it find no list.
     pub(super) fn clear_pasts(&mut self, run: Run) {
-        for index in run.base..run.base + run.length() {
+        for index in run.slots() {
             self.clear_past(index);
         }
     }

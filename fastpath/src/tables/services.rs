@@ -13,7 +13,7 @@ use super::{
     encode::{key_check, service_entry, service_rules},
     layout::{Layout, LocalTable, layout},
     lut::Lut,
-    past::{OwnerChange, keeps_past, pinned_for, second_now},
+    past::{OwnerChange, keeps_past, keeps_past_of_own_pods, pinned_for, second_now},
     policy::{Pods, ranges_of},
     retired::RetiredService,
     runs::{Runs, id_of, new_runs},
@@ -123,7 +123,9 @@ impl Tables {
         self.needs.remove(key);
         if let Some(service) = self.contents.installed.remove(key) {
             self.remove_pods(service.id, &Pods::new(), &service.pods);
-            self.clear_pasts(service.run);
+            for run in service.runs().each() {
+                self.clear_pasts(run);
+            }
             self.retired.runs.extend(service.runs().each());
             self.freed.runs += 1;
             self.freed.entries += 1;
@@ -229,9 +231,12 @@ impl Tables {
             let change = OwnerChange {
                 run,
                 is_new: is_new(run),
+                former: old_runs.and_then(|old| old.local),
+                // Pods of this machine tell which connections they know.
+                pinned_for: 0,
                 ..change
             };
-            self.store_slots(&change, false, local, ids);
+            self.store_slots(&change, keeps_past_of_own_pods(spec), local, ids);
         }
         let word = |run: Run| ServiceWord::new(run.base, run.log2, key_check(key));
         let local_word = runs.local.map_or(ServiceWord::default(), word);
@@ -252,8 +257,8 @@ impl Tables {
                 self.service.write(id, Service::default());
                 self.remove_pods(id, &Pods::new(), &pods);
                 self.remove_source_ranges(id, &ranges);
-                if is_new(runs.table) {
-                    self.clear_pasts(runs.table);
+                for run in new_runs(runs, old_runs) {
+                    self.clear_pasts(run);
                 }
                 self.take_dropped();
                 give_back(self);
@@ -261,20 +266,20 @@ impl Tables {
                 return Err(error);
             }
         }
-        let left = old_runs.map(|old| old.table);
-        if let Some(left) = left.filter(|left| *left != runs.table) {
-            self.clear_pasts(left);
+        let outgoing = old_runs.into_iter().flat_map(Runs::each);
+        let outgoing: Vec<Run> = outgoing
+            .filter(|run| runs.each().all(|kept| kept != *run))
+            .collect();
+        for run in &outgoing {
+            self.clear_pasts(*run);
         }
 
         self.remove_pods(id, &pods, &old_pods);
         self.remove_source_ranges(id, old_ranges.difference(&ranges));
         self.freed.entries += u64::from(replaced.is_some());
         self.retired.services.extend(replaced);
-        let outgoing = old_runs.into_iter().flat_map(Runs::each);
-        let outgoing = outgoing.filter(|run| runs.each().all(|kept| kept != *run));
-        let before = self.retired.runs.len();
+        self.freed.runs += u64::from(!outgoing.is_empty());
         self.retired.runs.extend(outgoing);
-        self.freed.runs += u64::from(self.retired.runs.len() > before);
         self.freed.entries += u64::from(old_ranges.difference(&ranges).next().is_some());
         let (last_change, mut dropped_owners) = self
             .service(key)

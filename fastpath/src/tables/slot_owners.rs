@@ -197,7 +197,7 @@ impl Tables {
                 u32::try_from(lists.len() - 1).ok()
             })
         };
-        let slots = run.base..run.base + run.length();
+        let slots = run.slots();
         let slots: Vec<(u32, Option<u32>)> = slots
             .map(|index| {
                 let slot = self.lut.get(index).unwrap_or_default();
@@ -262,7 +262,7 @@ impl Tables {
         };
         let (ids, left_out) = self.hold_backends(&told.backends, owner, may_be_new);
         let mut slots = 0;
-        for index in run.base..run.base + run.length() {
+        for index in run.slots() {
             slots += u32::from(self.take_slot(index, run, told, second, &ids));
         }
         self.drop_backends(ids.into_iter().flatten());

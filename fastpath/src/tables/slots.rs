@@ -34,7 +34,7 @@ impl Slots {
     }
 
     pub(super) fn of(&self, run: Run) -> impl Iterator<Item = Slot> {
-        let slots = run.base..run.base + run.length();
+        let slots = run.slots();
         slots.filter_map(|index| self.get(index))
     }
 

@@ -67,6 +67,17 @@ impl Backend {
         self.is_own_pod() || (self.flags & KIND == BACKEND_POD && self.next_hop != 0)
     }
 
+    /// The flags of pods of this machine.
+    pub const OWN_PODS: u32 = BACKEND_LOCAL | BACKEND_POD;
+    /// No flags: all backends have them.
+    pub const ALL: u32 = 0;
+
+    /// Tells whether it has these flags.
+    #[inline(always)]
+    pub const fn is_in(&self, flags: u32) -> bool {
+        self.flags & flags == flags
+    }
+
     /// Tells whether a pin to it counts. A next hop that is missing for a moment takes no pin away.
     #[inline(always)]
     pub const fn may_be_pinned(&self) -> bool {
@@ -93,8 +104,7 @@ impl Backend {
     /// Tells whether it is a pod of this machine.
     #[inline(always)]
     pub const fn is_own_pod(&self) -> bool {
-        const OWN_POD: u32 = BACKEND_LOCAL | BACKEND_POD;
-        self.flags & OWN_POD == OWN_POD
+        self.is_in(Self::OWN_PODS)
     }
 }
 

@@ -6,7 +6,7 @@
 use super::address::is_vip;
 use crate::{
     abi::{
-        CONFIG_NODE, CONFIG_PROBES, EdgeMac, MODE_L2DSR, PodKey, SERVICE_DROP_WHEN_EMPTY,
+        Backend, CONFIG_NODE, CONFIG_PROBES, EdgeMac, MODE_L2DSR, PodKey, SERVICE_DROP_WHEN_EMPTY,
         SERVICE_PODS, Service, ServiceWord, Slot, Tag,
     },
     flow::FlowKey,
@@ -41,6 +41,17 @@ impl FoundService {
     #[inline(always)]
     pub fn is_sent_by_edge<F: Frame, T: Tables>(&self, frame: &F, tables: &T) -> bool {
         self.entry.mode == MODE_L2DSR && is_from_edge(frame, tables)
+    }
+
+    /// Returns the flags of backends that may get a packet of the service: what another edge has sent to this machine
+    /// might come back to it if it were sent on.
+    #[inline(always)]
+    pub fn reach<F: Frame, T: Tables>(&self, frame: &F, tables: &T) -> u32 {
+        if self.is_sent_by_edge(frame, tables) {
+            Backend::OWN_PODS
+        } else {
+            Backend::ALL
+        }
     }
 }
 
@@ -151,16 +162,39 @@ pub fn owner<'t, A: Ip, T: Tables + HandOvers>(
         if found.entry.flags & SERVICE_PODS == 0 {
             return Err(Verdict::Pass(PassReason::LocalBackend));
         }
-        return match choose_own_pod(tables, found, flow) {
+        if found.entry.local.base() == 0 {
+            return Err(Verdict::Drop(DropReason::UnknownPod));
+        }
+        let has_affinity = found.entry.affinity != 0;
+        return match current_or_past(tables, found, found.entry.local, flow, has_affinity)? {
             Some(owner) if owner.backend.is_own_pod() => Ok(owner),
             // The pod has left this machine. Passed to the stack, the packet would return to the edge.
             _ => Err(Verdict::Drop(DropReason::UnknownPod)),
         };
     }
+    match current_or_past(tables, found, found.entry.word, flow, false)? {
+        Some(owner) => Ok(owner),
+        None => Err(no_owner(tables, found.id)),
+    }
+}
+
+/// Finds the current owner of a flow's slot in one of a service's tables; `None` if there is none.
+///
+/// # Errors
+///
+/// Leaves the packet for [`Stage::Past`] if the slot has had other owners, or clients keep their backends.
+#[inline(always)]
+fn current_or_past<'t, A: Ip, T: Tables + HandOvers>(
+    tables: &'t T,
+    found: &FoundService,
+    table: ServiceWord,
+    flow: &FlowKey<A>,
+    has_affinity: bool,
+) -> Result<Option<Owner<'t>>, Verdict<'t>> {
     let hash = flow_hash(tables, found.entry.affinity, flow);
-    let index = slot_index(found.entry.word, hash);
+    let index = slot_index(table, hash);
     let slot = tables.slot(index).unwrap_or_default();
-    if slot.has_past() {
+    if slot.has_past() || has_affinity {
         tables.hand_over(HandOver {
             service: found.id,
             backend: index,
@@ -169,10 +203,7 @@ pub fn owner<'t, A: Ip, T: Tables + HandOvers>(
         });
         return Err(Verdict::Continue(Stage::Past));
     }
-    match current_owner(tables, found.id, slot, hash) {
-        Some(owner) => Ok(owner),
-        None => Err(no_owner(tables, found.id)),
-    }
+    Ok(current_owner(tables, found.id, slot, hash))
 }
 
 /// Returns the verdict on a packet of a service whose table is empty.

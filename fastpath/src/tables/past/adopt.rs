@@ -10,9 +10,10 @@ use crate::tables::{Run, Tables};
 impl Tables {
     /// Adopts the lists of all slots; those that contradict others are taken away.
     pub(in super::super) fn adopt_pasts(&mut self) {
-        let runs = self.contents.installed.values().map(|service| service.run);
-        let slots: Vec<u32> = runs
-            .flat_map(|run| run.base..run.base + run.length())
+        let services = self.contents.installed.values();
+        let slots: Vec<u32> = services
+            .flat_map(|service| service.runs().each())
+            .flat_map(Run::slots)
             .filter(|index| self.lut.get(*index).is_some_and(Slot::has_past))
             .collect();
         // The earlier agent may have ended while it shortened a list for one slot after the other.

@@ -11,7 +11,7 @@ use super::{
     second_now,
     store::{List, log2_of},
 };
-use crate::tables::{DroppedOwners, ServiceKey, Tables, retired::RETIRED_AT_MOST};
+use crate::tables::{DroppedOwners, Run, ServiceKey, Tables, retired::RETIRED_AT_MOST};
 
 /// Where the table is full, this part of it is freed, so that the lists that follow find room too.
 const FREED_PART: u32 = 8;
@@ -123,16 +123,19 @@ impl Tables {
         }
         let unfinished = self.pasts.unfinished.clone();
         let dropped = unfinished
+            .into_iter()
+            .flatten()
             .map(|index| self.repoint_slot(index, words))
             .sum();
         if counts {
             self.count_dropped(table_full(dropped));
         }
         let services = self.contents.installed.iter();
-        let services: Vec<(ServiceKey, _)> =
-            services.map(|(key, service)| (*key, service.run)).collect();
-        for (key, run) in services {
-            let slots = run.base..run.base + run.length();
+        let services: Vec<(ServiceKey, _)> = services
+            .map(|(key, service)| (*key, service.runs()))
+            .collect();
+        for (key, runs) in services {
+            let slots = runs.each().flat_map(Run::slots);
             let dropped = slots.map(|index| self.repoint_slot(index, words)).sum();
             if dropped > 0 {
                 self.note_changed_past(&key);

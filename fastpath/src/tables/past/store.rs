@@ -25,8 +25,8 @@ pub(in super::super) struct Pasts {
     by_offset: BTreeMap<u32, List>,
     /// Number of the last change of a service's owners or past owners.
     pub(in super::super) last_change: u64,
-    /// The slots that are written of a run that no service has yet.
-    pub(super) unfinished: Range<u32>,
+    /// The slots that are written of runs that no service has yet.
+    pub(super) unfinished: Vec<Range<u32>>,
     /// The second in which there was nothing left to make room of.
     pub(super) short_in: Option<u32>,
     /// What was dropped since the tables were opened.
@@ -68,7 +68,7 @@ impl Pasts {
             stored: HashMap::new(),
             by_offset: BTreeMap::new(),
             last_change: 0,
-            unfinished: 0..0,
+            unfinished: Vec::new(),
             short_in: None,
             dropped: DroppedOwners::default(),
             dropped_now: DroppedOwners::default(),

@@ -108,7 +108,10 @@ fn slots(tables: &Tables) -> Vec<(u8, Vec<u8>)> {
 }
 
 fn slots_of(tables: &Tables, key: &ServiceKey) -> Vec<(u8, Vec<u8>)> {
-    let run = tables.service(key).unwrap().run;
+    slots_in(tables, tables.service(key).unwrap().run)
+}
+
+fn slots_in(tables: &Tables, run: Run) -> Vec<(u8, Vec<u8>)> {
     let slot = |index| {
         let slot = tables.lut.get(index).unwrap();
         let word = tables.pasts.word(index);
@@ -119,7 +122,7 @@ fn slots_of(tables: &Tables, key: &ServiceKey) -> Vec<(u8, Vec<u8>)> {
         assert_eq!(slot.has_past(), !past.is_empty());
         (number(tables, slot.owner()), past)
     };
-    (run.base..run.base + run.length()).map(slot).collect()
+    run.slots().map(slot).collect()
 }
 
 fn id_of(tables: &Tables, number: u8) -> Option<u32> {
@@ -446,6 +449,98 @@ fn own_pods_of_a_service_are_known() {
     let own = tables.own_pods(&key());
     let pods: Vec<Option<_>> = own.iter().map(|own| own.pod).collect();
     assert_eq!(pods, [pod(1).pod, pod(2).pod]);
+}
+
+const OTHER_NODE: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
+
+/// A service by L2 DSR with these pods of this machine, and one of another node.
+fn beside_another_node(mode: ForwardMode, pods: &[u8], log2: u8) -> ServiceSpec {
+    let mut spec = ServiceSpec {
+        mode,
+        ..spec(pods, log2)
+    };
+    let elsewhere = Ipv4Addr::new(10, 244, 1, 99);
+    let elsewhere = BackendSpec::pod(OTHER_NODE.into(), (elsewhere, 8080).into(), 1);
+    spec.backends.push(elsewhere);
+    spec
+}
+
+/// The slots of this machine's own pods.
+fn own_slots(tables: &Tables) -> Vec<(u8, Vec<u8>)> {
+    let service = service(tables);
+    let local = service.local.unwrap();
+    assert_ne!(local, service.run);
+    slots_in(tables, local)
+}
+
+#[test]
+fn own_pods_have_a_past_where_the_node_chooses_the_pod() {
+    let loaded = load();
+    let mut tables = open(&loaded);
+    tables.set_next_hop(NODE.into(), Resolution::Local).unwrap();
+    let put = |tables: &mut Tables, mode, pods: &[u8], log2| {
+        let spec = beside_another_node(mode, pods, log2);
+        tables.put_service(key(), &spec).unwrap();
+    };
+    put(&mut tables, ForwardMode::L2dsr, &[1], 4);
+    let before = own_slots(&tables);
+    assert!(before.iter().all(|slot| *slot == (1, vec![])));
+
+    put(&mut tables, ForwardMode::L2dsr, &[1, 2], 4);
+    let added = own_slots(&tables);
+    assert!(added.contains(&(2, vec![1])) && added.contains(&(1, vec![])));
+    assert!(
+        added
+            .iter()
+            .all(|(owner, past)| past.is_empty() == (*owner == 1)),
+        "{added:?}"
+    );
+
+    // Another length is another run.
+    put(&mut tables, ForwardMode::L2dsr, &[1, 2], 5);
+    tables.reclaim();
+    let doubled = own_slots(&tables);
+    assert!(doubled.iter().any(|(_, past)| *past == [1]));
+
+    drop(tables);
+    let mut tables = open(&loaded);
+    assert_eq!(
+        own_slots(&tables),
+        doubled,
+        "an agent that follows adopts them"
+    );
+    tables.set_next_hop(NODE.into(), Resolution::Local).unwrap();
+    tables.expire_past_owners_at(second_now() + DAY + 60);
+    put(&mut tables, ForwardMode::L2dsr, &[1, 2], 5);
+    assert!(own_slots(&tables).iter().all(|(_, past)| past.is_empty()));
+
+    put(&mut tables, ForwardMode::L2dsr, &[2], 5);
+    assert!(own_slots(&tables).contains(&(2, vec![1])));
+    put(&mut tables, ForwardMode::Ipip, &[2], 5);
+    assert!(
+        own_slots(&tables).iter().all(|(_, past)| past.is_empty()),
+        "the edge's tag names the pod"
+    );
+    tables.remove_service(&key()).unwrap();
+    tables.reclaim();
+    assert!(tables.pasts.is_empty());
+    assert_eq!(tables.fill().backends.used, 0);
+}
+
+#[test]
+fn past_of_own_pods_goes_with_the_service() {
+    let loaded = load();
+    let mut tables = open(&loaded);
+    tables.set_next_hop(NODE.into(), Resolution::Local).unwrap();
+    for pods in [&[1][..], &[2]] {
+        let spec = beside_another_node(ForwardMode::L2dsr, pods, 3);
+        tables.put_service(key(), &spec).unwrap();
+    }
+    assert!(own_slots(&tables).contains(&(2, vec![1])));
+    tables.remove_service(&key()).unwrap();
+    tables.reclaim();
+    assert_eq!(tables.fill().past_owners.used, 0);
+    assert_eq!(tables.fill().backends.used, 0);
 }
 
 #[test]

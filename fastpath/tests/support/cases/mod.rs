@@ -144,7 +144,7 @@ pub(crate) enum InKernel {
 
 /// Returns the whole table; the cases of a subject are made as they are reached, for some take times.
 pub(crate) fn all() -> impl Iterator<Item = Case> {
-    let subjects: [Subject; 36] = [
+    let subjects: [Subject; 37] = [
         not_ours::cases,
         probe::cases,
         lengths::cases,
@@ -179,6 +179,7 @@ pub(crate) fn all() -> impl Iterator<Item = Case> {
         past_owners::datagrams::cases,
         past_owners::affinity::cases,
         past_owners::keep::cases,
+        past_owners::own_pods::cases,
         past_owners::affinity::of_this_moment,
         returns::cases,
     ];

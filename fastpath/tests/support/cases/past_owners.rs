@@ -5,6 +5,7 @@ pub(super) mod affinity;
 pub(super) mod datagrams;
 pub(super) mod here;
 pub(super) mod keep;
+pub(super) mod own_pods;
 pub(super) mod returned;
 
 use std::net::IpAddr;

@@ -32,6 +32,8 @@ struct Question {
     index: u32,
     /// Where a packet goes on that a pod gets.
     delivery: Stage,
+    /// The flags of backends that may get the packet; a word, because it may lie on the BPF stack.
+    reach: u64,
 }
 
 /// Decides whether the pod that an earlier stage has chosen gets a bare packet, or which owner is next.
@@ -48,6 +50,7 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
 }
 
 #[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "32 bits in a word")]
 fn read<'t, F: Frame, A: Messages, T: World>(
     frame: &F,
     tables: &T,
@@ -61,25 +64,33 @@ fn read<'t, F: Frame, A: Messages, T: World>(
         return Err(Verdict::Drop(DropReason::TableChanged));
     };
     let hash = flow_hash(tables, found.entry.affinity, &flow);
+    let reach = found.reach(frame, tables);
+    let table = match reach {
+        Backend::ALL => found.entry.word,
+        _ => found.entry.local,
+    };
     Ok(Question {
         flow: opaque_tuple(tables, &flow.tuple()),
         segment: segment_of(frame, packet),
-        index: slot_index(found.entry.word, hash),
+        index: tables.opaque(slot_index(table, hash).into()) as u32,
         delivery: if packet.protocol == A::ICMP {
             Stage::IcmpLocal
         } else {
             Stage::Local
         },
+        reach: tables.opaque(reach.into()),
     })
 }
 
 #[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "32 bits in a word")]
 fn ask<'t, T: World>(tables: &T, question: &Question, known: HandOver) -> Verdict<'t> {
     let Some(pod) = tables.backend(known.backend) else {
         return Verdict::Drop(DropReason::TableChanged);
     };
     let (flow, attempt) = (&question.flow, Try(known.detail));
     let walk = Walk::of(tables, question.index, flow.protocol());
+    let walk = walk.within(question.reach as u32);
     let is_current = walk.current() == known.backend;
     if (is_current || is_delivered_to(tables, known, pod))
         && known::find(tables, flow, pod, &question.segment) != Known::No

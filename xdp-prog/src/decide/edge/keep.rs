@@ -9,10 +9,7 @@
 //! No datagram shows that its flow is new. So for half a minute all flows without a pin stay at the newest past owner that takes
 //! new connections.
 
-use super::{
-    affinity::Affinity,
-    walk::{Walk, valid_pin},
-};
+use super::{affinity::Affinity, walk::Walk};
 use crate::{
     abi::{MAX_PAST_OWNERS, OLDER_CONNECTION_SECONDS, OLDER_FLOW_SECONDS, Tuple},
     decide::allowance::take_pin,
@@ -92,12 +89,12 @@ fn pinned<T: World>(
     begins: bool,
     has_just_changed: bool,
 ) -> u32 {
-    if let Some(pin) = valid_pin(tables, PinTable::Kept, flow)
+    if let Some(pin) = walk.valid_pin(tables, PinTable::Kept, flow)
         && !pin.is_marked()
     {
         return pin.backend();
     }
-    let Some(pin) = valid_pin(tables, PinTable::Young, flow) else {
+    let Some(pin) = walk.valid_pin(tables, PinTable::Young, flow) else {
         return 0;
     };
     if pin.is_marked() {

@@ -10,17 +10,18 @@
 //! waits for the refusal. What begins an association of SCTP goes the same way: were it sent to the current owner straight, what follows it
 //! would meet the client's last association at a past owner.
 //!
-//! The rules for owners that return nothing are in `keep.rs`.
+//! The rules for owners that return nothing are in `keep.rs`. A packet that another edge has sent by L2 DSR is for one of this
+//! machine's own pods, which are asked one after the other, as a node is that returns packets.
 
 use crate::{
-    abi::Tuple,
+    abi::{Backend, MODE_IPIP, Tuple},
     decide::{
         allowance::take_return,
         edge::{
             affinity::Affinity,
             keep,
             send::Try,
-            walk::{DATAGRAM_SECONDS, Walk, valid_pin},
+            walk::{DATAGRAM_SECONDS, Walk},
         },
         flow_of::{flow_of, opaque_tuple, segment_of},
         message::Messages,
@@ -42,6 +43,10 @@ struct Question {
     begins: u64,
     /// Not 0 if the packet is an ICMP error about the flow.
     is_error: u64,
+    /// The mode by which owners are asked.
+    mode: u64,
+    /// The flags of backends that may get the packet.
+    reach: u64,
 }
 
 /// Decides which owner of its slot gets a packet.
@@ -68,14 +73,26 @@ fn read<'t, F: Frame, A: Messages, T: World>(
         return Err(Verdict::Drop(DropReason::TableChanged));
     };
     let segment = segment_of(frame, packet);
+    let Some(found) = FoundService::handed_over(tables, known.service) else {
+        return Err(Verdict::Drop(DropReason::TableChanged));
+    };
+    let reach = found.reach(frame, tables);
+    // Pods of this machine tell what they know, as behind IP-in-IP.
+    let mode = match reach {
+        Backend::ALL => found.entry.mode,
+        _ => MODE_IPIP,
+    };
     Ok(Question {
         flow: opaque_tuple(tables, &flow.tuple()),
         begins: tables.opaque(segment.flags.begins_connection().into()),
         is_error: tables.opaque((packet.protocol == A::ICMP).into()),
+        mode: tables.opaque(mode.into()),
+        reach: tables.opaque(reach.into()),
     })
 }
 
 #[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "32 bits in a word")]
 fn choose<'t, T: World>(tables: &'t T, question: &Question, known: HandOver) -> Verdict<'t> {
     let Some(found) = FoundService::handed_over(tables, known.service) else {
         return Verdict::Drop(DropReason::TableChanged);
@@ -83,7 +100,8 @@ fn choose<'t, T: World>(tables: &'t T, question: &Question, known: HandOver) -> 
     let (flow, begins) = (&question.flow, question.begins != 0);
     let affinity = Affinity::of(&found.entry, flow.source());
     let walk = Walk::of(tables, known.backend, flow.protocol());
-    let walk = walk.by_mode(tables, found.entry.mode);
+    let walk = walk.by_mode(tables, question.mode as u32);
+    let walk = walk.within(question.reach as u32);
     let first = Try::first(known.detail, 0).by_mode(found.entry.mode);
     let to = |(backend, tries)| {
         tables.hand_over(HandOver {
@@ -184,12 +202,12 @@ fn owner_for_datagram<T: World>(
 /// it spares them walks for some minutes, and later they go there without it.
 #[inline(always)]
 fn pinned<T: World>(tables: &T, walk: &Walk, flow: &Tuple) -> Option<(u32, PinTable)> {
-    if let Some(pin) = valid_pin(tables, PinTable::Kept, flow)
+    if let Some(pin) = walk.valid_pin(tables, PinTable::Kept, flow)
         && !pin.is_marked()
     {
         return Some((pin.backend(), PinTable::Kept));
     }
-    let pin = valid_pin(tables, PinTable::Young, flow)?;
+    let pin = walk.valid_pin(tables, PinTable::Young, flow)?;
     if pin.is_marked() {
         return None;
     }

@@ -3,7 +3,7 @@
 
 use crate::{
     abi::{BACKEND_POD, MODE_IPIP, MODE_L2DSR, Tag},
-    decide::edge::balance::forward,
+    decide::{edge::balance::forward, owner::is_from_edge},
     frame::Frame,
     ip::{Ip, with_packet},
     parse::Packet,
@@ -93,7 +93,7 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> (Verdict<'t>,
     let known = tables.handed_over();
     let is_retry = Try(known.detail).is_retry();
     let verdict = with_packet!(frame,
-        packet => send(tables, &packet, known),
+        packet => send(frame, tables, &packet, known),
         reason => Verdict::Pass(reason));
     match verdict {
         // The frame has been on the way to a node. Where it would be sent back to is not the client.
@@ -107,7 +107,12 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> (Verdict<'t>,
 }
 
 #[inline(always)]
-fn send<'t, A: Ip, T: World>(tables: &'t T, packet: &Packet<A>, known: HandOver) -> Verdict<'t> {
+fn send<'t, F: Frame, A: Ip, T: World>(
+    frame: &F,
+    tables: &'t T,
+    packet: &Packet<A>,
+    known: HandOver,
+) -> Verdict<'t> {
     let attempt = Try(known.detail);
     let Some(backend) = tables.backend(known.backend) else {
         return Verdict::Drop(DropReason::TableChanged);
@@ -120,6 +125,10 @@ fn send<'t, A: Ip, T: World>(tables: &'t T, packet: &Packet<A>, known: HandOver)
         } else {
             Stage::Local
         });
+    }
+    // The pod has left this machine. Sent on, the packet might come back.
+    if attempt.mode() == MODE_L2DSR && is_from_edge(frame, tables) {
+        return Verdict::Drop(DropReason::UnknownPod);
     }
     let owner = Owner {
         service: known.service,

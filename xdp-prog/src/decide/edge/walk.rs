@@ -74,6 +74,8 @@ pub(super) struct Walk {
     protocol: u32,
     /// Whether owners return what they do not know, to where it came from.
     has_returns: bool,
+    /// The flags of backends that may get the packet, as [`Backend::OWN_PODS`].
+    reach: u32,
 }
 
 impl Walk {
@@ -92,7 +94,14 @@ impl Walk {
             current: slot.owner(),
             protocol: protocol.into(),
             has_returns: true,
+            reach: Backend::ALL,
         }
+    }
+
+    /// Returns the same walk for a packet that backends with these flags alone may get.
+    #[inline(always)]
+    pub(super) const fn within(self, reach: u32) -> Self {
+        Self { reach, ..self }
     }
 
     /// Returns the same walk, of which the verifier knows nothing: a loop that follows is checked once for all walks.
@@ -106,6 +115,7 @@ impl Walk {
             current: opaque(self.current),
             protocol: opaque(self.protocol),
             has_returns: self.has_returns,
+            reach: self.reach,
         }
     }
 
@@ -184,10 +194,36 @@ impl Walk {
     #[inline(always)]
     pub(super) const fn may_get(&self, backend: &Backend) -> bool {
         if self.has_returns {
-            backend.may_be_tried()
+            self.may_try(backend)
         } else {
             backend.may_keep()
         }
+    }
+
+    /// Tells whether a past owner may be asked about a connection.
+    #[inline(always)]
+    const fn may_try(&self, backend: &Backend) -> bool {
+        backend.may_be_tried() && self.may_reach(backend)
+    }
+
+    /// Tells whether packets of this walk may go to a backend.
+    #[inline(always)]
+    const fn may_reach(&self, backend: &Backend) -> bool {
+        backend.is_in(self.reach)
+    }
+
+    /// Returns the pin of a flow, if the backend is still the one that it was made for, and may get the packet.
+    #[inline(always)]
+    pub(super) fn valid_pin<T: World>(
+        &self,
+        tables: &T,
+        table: PinTable,
+        flow: &Tuple,
+    ) -> Option<Pin> {
+        let pin = tables.pin(table, flow)?;
+        let backend = tables.backend(pin.backend())?;
+        let is_valid = backend.may_be_pinned() && pin.is_of(flow, backend);
+        (is_valid && self.may_reach(backend)).then_some(pin)
     }
 
     /// Returns the tries that a walk of datagrams has left after it has tried an owner; all of them if it does not try the
@@ -319,7 +355,7 @@ impl Walk {
             return None;
         }
         for table in [PinTable::Kept, PinTable::Young] {
-            if let Some(pin) = valid_pin(tables, table, flow)
+            if let Some(pin) = self.valid_pin(tables, table, flow)
                 && (!pin.is_marked() || pin.is_marked_for(self.current))
                 && !ignorant.is(tables, pin.backend())
             {
@@ -374,7 +410,7 @@ impl Walk {
             return false;
         }
         for table in [PinTable::Kept, PinTable::Young] {
-            if let Some(pin) = valid_pin(tables, table, flow)
+            if let Some(pin) = self.valid_pin(tables, table, flow)
                 && ignorant.is(tables, pin.backend())
             {
                 tables.remove_pin(table, flow);
@@ -399,7 +435,7 @@ impl Walk {
             }
             let id = self.past_owner(tables, place);
             if let Some(backend) = tables.backend(id)
-                && backend.may_be_tried()
+                && self.may_try(backend)
             {
                 return (id, count - place);
             }
@@ -418,7 +454,7 @@ impl Walk {
             }
             let id = self.past_owner(tables, place);
             if let Some(backend) = tables.backend(id)
-                && backend.may_be_tried()
+                && self.may_try(backend)
             {
                 // A node that cannot return it would give it to the pod, whatever it is.
                 return if is_source_spread(tables, backend) {
@@ -439,12 +475,4 @@ fn is_source_spread<T: World>(tables: &T, backend: &Backend) -> bool {
         Some(hop) => !backend.is_own_pod() && hop.spread != 0,
         None => false,
     }
-}
-
-/// Returns the pin of a flow, if the backend is still the one that it was made for.
-#[inline(always)]
-pub(super) fn valid_pin<T: World>(tables: &T, table: PinTable, flow: &Tuple) -> Option<Pin> {
-    let pin = tables.pin(table, flow)?;
-    let backend = tables.backend(pin.backend())?;
-    (backend.may_be_pinned() && pin.is_of(flow, backend)).then_some(pin)
 }

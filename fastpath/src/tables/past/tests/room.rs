@@ -39,7 +39,7 @@ fn follow(model: &mut Model, before: &[(u8, Vec<u8>)], now: &[(u8, Vec<u8>)]) {
 fn assert_whole(tables: &Tables) {
     let mut slots_by_offset: std::collections::BTreeMap<u32, u32> = Default::default();
     for (_, service) in tables.services() {
-        for index in service.run.base..service.run.base + service.run.length() {
+        for index in service.runs().each().flat_map(Run::slots) {
             let slot = tables.lut.get(index).unwrap();
             if slot.has_past() {
                 let word = tables.pasts.word(index);
@@ -147,9 +147,33 @@ fn owners_that_ceased_in_this_second_push_each_other_out_of_no_list() {
     assert!(first.iter().all(|(_, past)| !past.is_empty()));
 }
 
-/// A walk over changes of owners, lengths and time.
 #[test]
 fn lists_stay_whole_whatever_changes() {
+    let to_pods = |pods: &[u8], log2| spec(pods, log2);
+    lists_stay_whole(open, to_pods);
+}
+
+#[test]
+fn lists_of_own_pods_stay_whole_whatever_changes() {
+    let open = |loaded: &Loaded| {
+        let mut tables = open(loaded);
+        tables.set_next_hop(NODE.into(), Resolution::Local).unwrap();
+        tables
+    };
+    lists_stay_whole(open, |pods, log2| match pods {
+        [first, ..] if pods.len() % 3 == 0 => {
+            let mode = ForwardMode::L2dsr;
+            ServiceSpec {
+                mode,
+                ..spec(&[*first, first + 1], log2)
+            }
+        }
+        _ => beside_another_node(ForwardMode::L2dsr, pods, log2),
+    });
+}
+
+/// A walk over changes of owners, lengths and time.
+fn lists_stay_whole(open: impl Fn(&Loaded) -> Tables, spec: impl Fn(&[u8], u8) -> ServiceSpec) {
     let loaded = load();
     let mut tables = open(&loaded);
     let mut state = 7_u64;
@@ -175,7 +199,9 @@ fn lists_stay_whole_whatever_changes() {
             3 => drop(tables.forget_oldest_past_owners(3)),
             _ => {
                 let pods = pods_of(u8::try_from(dice(20)).unwrap());
-                put_at(&mut tables, &key, &pods, 3 + u8::try_from(dice(3)).unwrap());
+                let pods: Vec<u8> = pods.into_iter().skip(1 + dice(3) as usize).collect();
+                let log2 = 3 + u8::try_from(dice(2)).unwrap();
+                tables.put_service(key, &spec(&pods, log2)).unwrap();
             }
         }
         assert_whole(&tables);

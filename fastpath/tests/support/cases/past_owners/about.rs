@@ -54,20 +54,20 @@ pub(in super::super) fn pieces(from: End, to: End, flags: u8) -> Vec<Packet> {
 }
 
 impl Kind {
-    fn error(self) -> Packet {
+    pub(super) fn error(self) -> Packet {
         error(self.to(), self.vip, client(self.to()))
     }
 
     /// The error as a pod here gets it.
-    fn error_at(self, id: u32) -> Packet {
+    pub(super) fn error_at(self, id: u32) -> Packet {
         error(self.pod(id), self.pod(id).0, client(self.to()))
     }
 
-    fn pieces(self, flags: u8) -> Vec<Packet> {
+    pub(super) fn pieces(self, flags: u8) -> Vec<Packet> {
         pieces(client(self.to()), self.to(), flags)
     }
 
-    fn pieces_at(self, id: u32) -> Vec<Packet> {
+    pub(super) fn pieces_at(self, id: u32) -> Vec<Packet> {
         pieces(client(self.to()), self.pod(id), ACK)
     }
 

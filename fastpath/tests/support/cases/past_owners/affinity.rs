@@ -14,7 +14,7 @@ use super::{
     CURRENT, Kind, LIST, PAST, SECOND, SERVICE, keep, kind,
 };
 
-const SEED: u64 = 0x5eed;
+pub(super) const SEED: u64 = 0x5eed;
 /// How long a client keeps its backend, in seconds.
 const SECONDS: u32 = 600;
 /// A backend that has never owned the slot.
@@ -43,7 +43,7 @@ pub(in super::super) fn of_this_moment() -> Vec<Case> {
 }
 
 /// All backends take new connections, and clients keep them for [`SECONDS`].
-fn with_affinity(tables: &mut TableSet) {
+pub(super) fn with_affinity(tables: &mut TableSet) {
     tables.service[SERVICE as usize].affinity = SEED;
     tables.service[SERVICE as usize].affinity_seconds = SECONDS;
     for backend in &mut tables.backends {
@@ -65,7 +65,7 @@ impl Kind {
         ClientBackend::new(&self.client(), id, &self.backend(id), seen)
     }
 
-    fn had(self, id: u32, seconds: u64) -> impl Fn(&mut TableSet) {
+    pub(super) fn had(self, id: u32, seconds: u64) -> impl Fn(&mut TableSet) {
         move |tables| {
             tables
                 .clients

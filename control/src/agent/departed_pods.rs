@@ -94,7 +94,7 @@ impl DepartedPods {
             let Some((key, _)) = new.or(old) else {
                 continue;
             };
-            let Some((_, service)) = new.filter(|(_, service)| returns(&service.spec)) else {
+            let Some((_, service)) = new.filter(|(_, service)| asks_pods(&service.spec)) else {
                 self.pods.remove(key);
                 continue;
             };
@@ -153,9 +153,9 @@ impl DepartedPods {
     }
 }
 
-/// Returns whether edges try past owners of a service's slots.
-fn returns(spec: &ServiceSpec) -> bool {
-    spec.mode == ForwardMode::Ipip
+/// Returns whether past owners of a service's slots are asked about connections: in NAT mode, edges remember these.
+fn asks_pods(spec: &ServiceSpec) -> bool {
+    spec.mode != ForwardMode::Nat
 }
 
 impl Departed {
@@ -339,7 +339,7 @@ services:
     }
 
     #[test]
-    fn services_whose_owners_are_not_tried_and_those_that_have_gone_keep_no_pods() {
+    fn services_by_nat_and_those_that_have_gone_keep_no_pods() {
         let all = services(SERVICES);
         let no_dns = |mode: &str| {
             services(&SERVICES.replace(
@@ -348,13 +348,15 @@ services:
             ))
         };
         let mut departed = DepartedPods::default();
-        let by_ipip = no_dns("ipip");
-        departed.follow(&by_ipip, delivered(&all), Instant::now());
-        let kept = pods_of(&departed.added_to(&by_ipip));
-        assert_eq!(kept, ["10.244.1.5 0", "10.244.1.5 1", "10.244.1.6 1"]);
-        let by_l2dsr = no_dns("l2dsr");
-        departed.follow(&by_l2dsr, delivered(&all), Instant::now());
-        assert_eq!(departed.added_to(&by_l2dsr), by_l2dsr);
+        for mode in ["ipip", "l2dsr"] {
+            let asked = no_dns(mode);
+            departed.follow(&asked, delivered(&all), Instant::now());
+            let kept = pods_of(&departed.added_to(&asked));
+            assert_eq!(kept, ["10.244.1.5 0", "10.244.1.5 1", "10.244.1.6 1"]);
+        }
+        let by_nat = no_dns("nat");
+        departed.follow(&by_nat, delivered(&all), Instant::now());
+        assert_eq!(departed.added_to(&by_nat), by_nat);
         departed.follow(&Services::new(), |_| Vec::new(), Instant::now());
         assert!(departed.pods.is_empty());
     }

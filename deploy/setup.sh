@@ -423,6 +423,12 @@ bpffs() {
     fi
 }
 
+# room GIB: says where the disk may be too small for what is built.
+room() {
+    free=$(($(df -Pk . | awk 'END { print $4 }') / 1024 / 1024))
+    [ "$free" -ge "$1" ] || say "only $free GiB are free here; building and testing everything takes up to $1"
+}
+
 purpose=${1:-build}
 missing=
 case $purpose in
@@ -440,6 +446,7 @@ bpf_toolchain
 case $purpose in
 demo | test) bpffs ;;
 esac
+[ -d "${CARGO_TARGET_DIR:-target}" ] || [ "$purpose" != test ] || room 12
 if [ "$purpose" = test ]; then
     kubernetes
     readers

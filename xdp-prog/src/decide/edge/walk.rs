@@ -26,8 +26,10 @@
 //! Each try is pinned, the last one too. A datagram that finds the young pin of a walk has the tries that the walk has left
 //! there, and makes the rest of the walk by itself.
 
+mod pins;
+
 use crate::{
-    abi::{BACKEND_POD, Backend, MAX_PAST_OWNERS, MODE_IPIP, Past, Pin, Tag, Tuple},
+    abi::{BACKEND_POD, Backend, MAX_PAST_OWNERS, MODE_IPIP, Past, Tag, Tuple},
     decide::allowance::take_return,
     reason::DropReason,
     wire::protocol,
@@ -212,20 +214,6 @@ impl Walk {
         backend.is_in(self.reach)
     }
 
-    /// Returns the pin of a flow, if the backend is still the one that it was made for, and may get the packet.
-    #[inline(always)]
-    pub(super) fn valid_pin<T: World>(
-        &self,
-        tables: &T,
-        table: PinTable,
-        flow: &Tuple,
-    ) -> Option<Pin> {
-        let pin = tables.pin(table, flow)?;
-        let backend = tables.backend(pin.backend())?;
-        let is_valid = backend.may_be_pinned() && pin.is_of(flow, backend);
-        (is_valid && self.may_reach(backend)).then_some(pin)
-    }
-
     /// Returns the tries that a walk of datagrams has left after it has tried an owner; all of them if it does not try the
     /// owner as a past one.
     #[inline(always)]
@@ -295,79 +283,6 @@ impl Walk {
         }
     }
 
-    /// Pins a flow to an owner that is tried at another machine; takes its young pin away if no try is left. A flow of
-    /// datagrams is pinned to any owner.
-    #[inline(always)]
-    pub(super) fn expect<T: World>(&self, tables: &T, flow: &Tuple, id: u32, tries: u32) {
-        if self.is_of_datagrams() {
-            self.pin(tables, flow, id);
-        } else if tries == 0 {
-            tables.remove_pin(PinTable::Young, flow);
-        } else if tries < self.all_tries()
-            && let Some(backend) = tables.backend(id)
-            && !backend.is_own_pod()
-        {
-            self.pin(tables, flow, id);
-        }
-    }
-
-    /// Pins a flow that a pod of this machine knows, after so many tries were left. What is at the current owner, or at its
-    /// pin, and datagrams need none: [`Self::expect`] has pinned these.
-    #[inline(always)]
-    pub(super) fn found<T: World>(&self, tables: &T, flow: &Tuple, id: u32, tries: u32) {
-        if id != self.current && tries < self.all_tries() && !self.is_of_datagrams() {
-            self.pin(tables, flow, id);
-        }
-    }
-
-    /// Pins a flow to an owner, which may turn out not to know it.
-    #[inline(always)]
-    pub(super) fn pin<T: World>(&self, tables: &T, flow: &Tuple, id: u32) {
-        if let Some(backend) = tables.backend(id) {
-            let pin = Pin::new(flow, id, backend, tables.now());
-            tables.set_pin(PinTable::Young, flow, pin);
-            tables.mark_pinned(self.index);
-        }
-    }
-
-    /// Marks the pins of a flow of which a SYN goes to this owner, unless that is the pinned one.
-    #[inline(always)]
-    pub(super) fn mark_pins<T: World>(&self, tables: &T, flow: &Tuple, owner: u32) {
-        for table in [PinTable::Kept, PinTable::Young] {
-            if let Some(pin) = tables.pin(table, flow)
-                && pin.backend() != owner
-            {
-                tables.set_pin(table, flow, pin.marked(owner));
-            }
-        }
-    }
-
-    /// Returns the owner that a flow is pinned to, if it is not the one that did not know it. A mark is taken off, unless the
-    /// SYN went to another owner than the current one, which may have the connection.
-    #[inline(always)]
-    fn pinned_elsewhere<T: World, I: Ignorant>(
-        &self,
-        tables: &T,
-        flow: &Tuple,
-        ignorant: &I,
-    ) -> Option<u32> {
-        if !self.past.is_pinned() {
-            return None;
-        }
-        for table in [PinTable::Kept, PinTable::Young] {
-            if let Some(pin) = self.valid_pin(tables, table, flow)
-                && (!pin.is_marked() || pin.is_marked_for(self.current))
-                && !ignorant.is(tables, pin.backend())
-            {
-                if pin.is_marked() {
-                    tables.set_pin(table, flow, pin.unmarked(tables.now()));
-                }
-                return Some(pin.backend());
-            }
-        }
-        None
-    }
-
     /// Returns the number of past owners, for a loop over them. What the verifier finds out about the number in one loop,
     /// it does not know in the next one.
     #[inline(always)]
@@ -397,23 +312,6 @@ impl Walk {
                 break;
             }
             if ignorant.is(tables, self.past_owner(tables, place)) {
-                return true;
-            }
-        }
-        false
-    }
-
-    /// Takes the pin to the backend away, if there is one.
-    #[inline(always)]
-    fn unpin<T: World, I: Ignorant>(&self, tables: &T, flow: &Tuple, ignorant: &I) -> bool {
-        if !self.past.is_pinned() {
-            return false;
-        }
-        for table in [PinTable::Kept, PinTable::Young] {
-            if let Some(pin) = self.valid_pin(tables, table, flow)
-                && ignorant.is(tables, pin.backend())
-            {
-                tables.remove_pin(table, flow);
                 return true;
             }
         }

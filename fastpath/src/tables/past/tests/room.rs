@@ -199,7 +199,10 @@ fn lists_stay_whole(open: impl Fn(&Loaded) -> Tables, spec: impl Fn(&[u8], u8) -
             3 => drop(tables.forget_oldest_past_owners(3)),
             _ => {
                 let pods = pods_of(u8::try_from(dice(20)).unwrap());
-                let pods: Vec<u8> = pods.into_iter().skip(1 + dice(3) as usize).collect();
+                let pods: Vec<u8> = pods
+                    .into_iter()
+                    .skip(1 + usize::try_from(dice(3)).unwrap())
+                    .collect();
                 let log2 = 3 + u8::try_from(dice(2)).unwrap();
                 tables.put_service(key, &spec(&pods, log2)).unwrap();
             }

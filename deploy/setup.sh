@@ -446,7 +446,7 @@ bpf_toolchain
 case $purpose in
 demo | test) bpffs ;;
 esac
-[ -d "${CARGO_TARGET_DIR:-target}" ] || [ "$purpose" != test ] || room 12
+[ -d "${CARGO_TARGET_DIR:-target}" ] || [ "$purpose" != test ] || room 8
 if [ "$purpose" = test ]; then
     kubernetes
     readers

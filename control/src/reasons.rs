@@ -173,7 +173,7 @@ explanations! {
             "A router marked the outer header for congestion, and the packet inside cannot carry the mark (RFC 6040).";
             "Some are normal on a busy path. If there are many, look for the congested link between edge and node.";
         "return_limited": "returned, more than are tried";
-            "More packets of flows that no node knows than this node returns, or this edge looks for the owners of: ten thousand a second on each CPU.";
+            "More packets of flows that no node knows than this node returns, or than this machine looks for the owners of: ten thousand a second on each CPU.";
             "After a change of backends, clients send again. Without one, somebody sends segments of no connection: see where from with `guideway capture reason return_limited -w FILE`.";
         "return_refused": "returned by another node";
             "A packet claims to be returned, but it does not come from the node that it was sent to.";

@@ -231,10 +231,10 @@ fn hand_to_pod<F: FrameMut, T: World>(
     tables: &T,
     delivery: &Delivery<'_>,
 ) -> Result<Action, DropReason> {
-    let (delivery, is_asked) = delivery
-        .relayed_and_asked(tables)
+    let (delivery, is_returned_if_unknown) = delivery
+        .relayed_with_return(tables)
         .ok_or(DropReason::StageMissing)?;
-    if is_asked {
+    if is_returned_if_unknown {
         delivery.note_key.hand_over_aside(tables);
         return Ok(Action::Continue(Stage::Ask));
     }

@@ -182,7 +182,7 @@ reasons! {
         MalformedInner = "malformed_inner",
         /// The outer header is marked as congested and the inner packet is not ECN-capable (RFC 6040).
         EcnDropped = "ecn_dropped",
-        /// A node has returned it, and this CPU already looks for the owners of as many flows as it may.
+        /// A node has returned it, or would return it, and this CPU already looks for the owners of as many flows as it may.
         ReturnLimited = "return_limited",
         /// It claims to be returned, but not by the node that it was sent to, or not to this edge.
         ReturnRefused = "return_refused",

@@ -4,7 +4,7 @@
 //! a whole and limits how many of its paths it follows, so one program could not hold everything. The plain path pays
 //! nothing for the stages that it does not use.
 
-/// A program for one of the uncommon cases; its number is its index in `STAGES`.
+/// A program that goes on where the plain path leaves a frame; its number is its index in `STAGES`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Stage {
@@ -45,11 +45,11 @@ pub enum Stage {
     NatProof = 16,
     /// NAT mode: the first packet of a flow that takes the place of another flow of its service.
     NatShare = 17,
-    /// Node role: IP-in-IP that is not delivered as others of its flow were.
+    /// Node role: IP-in-IP whose flow has no note. Checks the edge, and finds the pod.
     Decap = 18,
     /// Hands frames to the agent that XDP cannot finish, or ends them where nobody takes them.
     Punt = 19,
-    /// Edge role: packets of slots that have had other owners.
+    /// Packets of slots that have had other owners: at an edge, and at a node what an edge has sent by L2 DSR.
     Past = 20,
     /// Edge role: takes a packet that a node has returned, and leaves those of datagrams for [`Self::ReturnedDatagram`].
     Returned = 21,
@@ -59,7 +59,7 @@ pub enum Stage {
     Send = 23,
     /// Node role: returns a packet whose flow is not known here to the edge.
     Return = 24,
-    /// Edge and node in one machine: looks for a flow at this machine's own pods.
+    /// Looks for a bare packet's flow at this machine's own pods: of an edge that is a node too, or of a node by L2 DSR.
     AskHere = 25,
     /// Edge role: takes a packet of a flow of datagrams that a node has returned.
     ReturnedDatagram = 26,

@@ -14,7 +14,7 @@ use crate::{
     family::Family,
     frame::Frame,
     ip::Ip,
-    parse::Packet,
+    parse::{Packet, TcpFlags},
     reason::{DropReason, PassReason},
     stage::Stage,
     wire::{ipv4::Ipv4, ipv6::Ipv6},
@@ -115,6 +115,12 @@ pub struct Decap {
 }
 
 impl Decap {
+    /// Tells whether a packet is returned to the edge if its flow is not known here; `flags` are zero if it is no TCP segment.
+    #[inline(always)]
+    pub(crate) fn is_returned_if_unknown(&self, flags: TcpFlags) -> bool {
+        self.tag.may_be_returned() && !flags.begins_connection()
+    }
+
     /// Returns the place of a packet of the family `inner` behind this outer header.
     #[inline(always)]
     pub(crate) fn of<A: Ip>(outer: &Packet<A>, inner: Family) -> Self {

@@ -106,7 +106,7 @@ impl Cluster {
 /// Changes whose time to the tables is to be measured.
 #[derive(Debug)]
 pub(super) struct Taken {
-    changes: Vec<Timestamp>,
+    change_times: Vec<Timestamp>,
     arrived: Instant,
 }
 
@@ -132,7 +132,7 @@ impl Agent {
         let Update {
             state,
             hash_seed,
-            changes,
+            change_times,
             arrived,
         } = cluster.feed.take()?;
         if cluster.synced.is_none() {
@@ -164,7 +164,10 @@ impl Agent {
             // The Node's addresses decide which address of the machine is the primary one.
             self.look_at_machine();
         }
-        Some(Taken { changes, arrived })
+        Some(Taken {
+            change_times,
+            arrived,
+        })
     }
 
     /// Returns the name of this machine's Node and whether the Node exists, once that is known.
@@ -246,7 +249,7 @@ impl Agent {
         let took = self.programmed.at.saturating_duration_since(taken.arrived);
         cluster.sync.add(took);
         let now = Timestamp::now();
-        for change in taken.changes {
+        for change in taken.change_times {
             // The other machine's clock may be ahead; a negative time counts as 0.
             let took = Duration::try_from(now.duration_since(change)).unwrap_or_default();
             cluster.programming.add(took);

@@ -40,7 +40,7 @@ impl Index {
             .services_of_slices
             .insert(slice.name.clone(), service.clone());
         if let Some(old) = old.flatten().filter(|old| Some(old) != service.as_ref()) {
-            self.take_slice(&old, &slice.name.name);
+            self.remove_slice_from(&old, &slice.name.name);
         }
         if let (Some(service), Some(read)) = (service, read) {
             let entry = self.entries.entry(service.clone()).or_default();
@@ -64,12 +64,13 @@ impl Index {
     /// Forgets an EndpointSlice.
     pub fn delete_slice(&mut self, name: &ObjectName) {
         if let Some(service) = self.services_of_slices.remove(name).flatten() {
-            self.take_slice(&service, &name.name);
+            self.remove_slice_from(&service, &name.name);
         }
         self.set_problems(Object::Slice(name.clone()), Vec::new());
     }
 
-    fn take_slice(&mut self, service: &ObjectName, slice: &str) {
+    /// Removes a slice from a Service, and marks the Service.
+    fn remove_slice_from(&mut self, service: &ObjectName, slice: &str) {
         if let Some(entry) = self.entries.get_mut(service)
             && entry.slices.remove(slice).is_some()
         {

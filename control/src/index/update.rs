@@ -1,5 +1,4 @@
-//! Applies changes: recomputes the Services that an object touched, then gives each key to the first Service
-//! that claims it.
+//! Recomputes the Services that objects have touched, then gives each key to the first Service that claims it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;

@@ -24,7 +24,7 @@ pub struct Update {
     /// Seed of the flow hash.
     pub hash_seed: u64,
     /// Times of the changes that led to this state, as their objects give them.
-    pub changes: Vec<Timestamp>,
+    pub change_times: Vec<Timestamp>,
     /// When the first of these changes arrived here.
     pub arrived: Instant,
 }
@@ -106,8 +106,8 @@ impl ClusterFeed {
             .pass(update.arrived, Instant::now());
         if let Some(before) = slot.take() {
             update.arrived = before.arrived;
-            let newer = std::mem::replace(&mut update.changes, before.changes);
-            update.changes.extend(newer);
+            let newer = std::mem::replace(&mut update.change_times, before.change_times);
+            update.change_times.extend(newer);
         }
         *slot = Some(update);
     }
@@ -163,7 +163,7 @@ mod tests {
         let update = |hash_seed, change| Update {
             state: State::default(),
             hash_seed,
-            changes: vec![change],
+            change_times: vec![change],
             arrived: Instant::now(),
         };
         let first = update(1, Timestamp::UNIX_EPOCH);
@@ -172,7 +172,7 @@ mod tests {
         feed.put(update(2, Timestamp::MAX));
         let taken = feed.take().unwrap();
         assert_eq!(taken.hash_seed, 2);
-        assert_eq!(taken.changes, [Timestamp::UNIX_EPOCH, Timestamp::MAX]);
+        assert_eq!(taken.change_times, [Timestamp::UNIX_EPOCH, Timestamp::MAX]);
         assert_eq!(taken.arrived, arrived);
         assert!(feed.take().is_none());
     }

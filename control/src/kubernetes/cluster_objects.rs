@@ -88,7 +88,7 @@ pub(super) struct ClusterObjects {
     /// Start of this agent. Delays of earlier changes are not measured.
     started: Timestamp,
     /// Times of changes that the state does not contain yet.
-    changes: Vec<Timestamp>,
+    change_times: Vec<Timestamp>,
 }
 
 impl ClusterObjects {
@@ -112,7 +112,7 @@ impl ClusterObjects {
             api_servers: BTreeMap::new(),
             inherited,
             started,
-            changes: Vec::new(),
+            change_times: Vec::new(),
         }
     }
 
@@ -270,7 +270,7 @@ impl ClusterObjects {
         };
         let before = self.last_changes.insert(slice.clone(), change);
         if before != Some(change) && change >= self.started {
-            self.changes.push(change);
+            self.change_times.push(change);
         }
     }
 
@@ -388,7 +388,7 @@ impl ClusterObjects {
     }
 
     /// Returns and clears the times of the changes that the state now contains.
-    pub(super) fn take_changes(&mut self) -> Vec<Timestamp> {
-        std::mem::take(&mut self.changes)
+    pub(super) fn take_change_times(&mut self) -> Vec<Timestamp> {
+        std::mem::take(&mut self.change_times)
     }
 }

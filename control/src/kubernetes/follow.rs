@@ -74,19 +74,19 @@ pub(super) async fn follow(
             biased;
             () = sleep_until(due) => {
                 let since = arrived.take().unwrap_or_else(Instant::now);
-                let outcome = objects.update();
-                if outcome.problems {
+                let changes = objects.update();
+                if changes.problems {
                     feed.reports().set_problems_here(objects.problems_here());
                     feed.reports().set_problems_of_all(objects.problems_of_all());
                 }
                 // Also drops the times of changes that have no effect here: nobody waits for these.
-                let changes = objects.take_changes();
-                if is_first || !outcome.is_empty() {
+                let change_times = objects.take_change_times();
+                if is_first || !changes.is_empty() {
                     is_first = false;
                     feed.put(Update {
                         state: objects.state().clone(),
                         hash_seed,
-                        changes,
+                        change_times,
                         arrived: since,
                     });
                     changed();

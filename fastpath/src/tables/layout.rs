@@ -78,8 +78,12 @@ pub(super) fn layout(
     let sharing_here = &pods[..pods.partition_point(|index| *index < sharing)];
     // With L2 DSR, no tag names the pod that an edge means. If this machine has no pod with a share, the edge may
     // still know one, or not know yet of its end.
-    let is_instead = sharing_here.is_empty() && spec.mode == ForwardMode::L2dsr;
-    let local = if is_instead { &pods } else { sharing_here };
+    let uses_pods_without_share = sharing_here.is_empty() && spec.mode == ForwardMode::L2dsr;
+    let local = if uses_pods_without_share {
+        &pods
+    } else {
+        sharing_here
+    };
 
     let table = lut::build(key, spec, &used[..sharing], least, seed)?;
     // The length of a table without members says nothing.
@@ -89,7 +93,8 @@ pub(super) fn layout(
     };
     let local_table = match local.len() {
         0 => None,
-        all if all == sharing && !is_instead => Some(LocalTable::Same),
+        // By L2 DSR, its slots have pasts of their own.
+        all if all == sharing && spec.mode != ForwardMode::L2dsr => Some(LocalTable::Same),
         _ => Some(LocalTable::Own(local_lut(
             key, spec, &used, local, seed, largest,
         )?)),
@@ -236,6 +241,15 @@ mod tests {
         assert!(matches!(layout.local, Some(LocalTable::Same)));
         let elsewhere = layout_of(&spec(&[(THERE, "10.244.0.5:80")]));
         assert!(elsewhere.local.is_none() && elsewhere.pods.is_empty());
+    }
+
+    #[test]
+    fn by_l2dsr_local_pods_have_a_table_of_their_own_in_any_case() {
+        let wanted = ServiceSpec {
+            mode: ForwardMode::L2dsr,
+            ..spec(&[(HERE, "10.244.0.5:80")])
+        };
+        assert!(matches!(layout_of(&wanted).local, Some(LocalTable::Own(_))));
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub(super) struct OwnerChange<'a> {
     pub(super) run: Run,
     /// Whether no service has the run yet.
     pub(super) is_new: bool,
-    /// The run that the service had.
+    /// The run that the service had in its place.
     pub(super) former: Option<Run>,
     /// The ids of all backends that the service has from now on, with and without a share.
     pub(super) listed: &'a HashSet<u32>,

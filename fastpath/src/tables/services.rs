@@ -226,7 +226,7 @@ impl Tables {
             second: second_now(),
             pinned_for: pinned_for(key, spec),
         };
-        let slots = self.store_slots(&change, keeps_past(spec), &layout.table, ids);
+        // This comes first: what was one table for both may become two, and the former owners are read where they stand.
         if let (Some(LocalTable::Own(local)), Some(run)) = (&layout.local, runs.local) {
             let change = OwnerChange {
                 run,
@@ -238,6 +238,7 @@ impl Tables {
             };
             self.store_slots(&change, keeps_past_of_own_pods(spec), local, ids);
         }
+        let slots = self.store_slots(&change, keeps_past(spec), &layout.table, ids);
         let word = |run: Run| ServiceWord::new(run.base, run.log2, key_check(key));
         let local_word = runs.local.map_or(ServiceWord::default(), word);
         let entry = Service {

@@ -52,6 +52,15 @@ pub const BACKEND_NAT: u32 = 16;
 pub const BACKEND_DOWN: u32 = 32;
 
 impl Backend {
+    /// The flags of a pod of this machine.
+    pub const OWN_POD: u32 = BACKEND_LOCAL | BACKEND_POD;
+
+    /// Tells whether it has all of these flags.
+    #[inline(always)]
+    pub const fn has_flags(&self, flags: u32) -> bool {
+        self.flags & flags == flags
+    }
+
     /// Returns the first four bytes of the node address.
     #[inline(always)]
     pub const fn address_v4(&self) -> [u8; 4] {
@@ -65,17 +74,6 @@ impl Backend {
     pub const fn may_be_tried(&self) -> bool {
         const KIND: u32 = BACKEND_POD | BACKEND_DOWN;
         self.is_own_pod() || (self.flags & KIND == BACKEND_POD && self.next_hop != 0)
-    }
-
-    /// The flags of pods of this machine.
-    pub const OWN_PODS: u32 = BACKEND_LOCAL | BACKEND_POD;
-    /// No flags: all backends have them.
-    pub const ALL: u32 = 0;
-
-    /// Tells whether it has these flags.
-    #[inline(always)]
-    pub const fn is_in(&self, flags: u32) -> bool {
-        self.flags & flags == flags
     }
 
     /// Tells whether a pin to it counts. A next hop that is missing for a moment takes no pin away.
@@ -104,7 +102,7 @@ impl Backend {
     /// Tells whether it is a pod of this machine.
     #[inline(always)]
     pub const fn is_own_pod(&self) -> bool {
-        self.is_in(Self::OWN_PODS)
+        self.has_flags(Self::OWN_POD)
     }
 }
 

@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shortcut_counts_for_its_key_in_its_epoch() {
+    fn shortcut_counts_for_its_key_in_its_generation() {
         let key = |port| {
             let address = AddressKey::v4([198, 51, 100, 7]);
             Tuple::new(address, address, [0, 0], [0, port], 6)

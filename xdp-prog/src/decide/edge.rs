@@ -1,4 +1,5 @@
-//! Edge role: the plain path, and the stages beside it for past owners, checks and announced addresses.
+//! Where every frame begins, in either role: [`decide`] finds the stage for it. Below is the edge role: the plain path
+//! ([`balance`]), and the stages beside it for past owners, checks and announced addresses.
 
 mod affinity;
 pub mod ask_here;

@@ -20,7 +20,7 @@ use super::{
     edge::balance,
     head::{Head, key_of_datagram},
     message::{Messages, begins_echo_request},
-    node::decap::{self, is_asked},
+    node::decap,
     owner::{find_service, find_with_pods, owner, tagged_owner},
 };
 use crate::{
@@ -207,13 +207,13 @@ fn within<'t, F: Frame, A: Ip, T: World>(
     let Some(found) = find_with_pods(tables, &flow) else {
         return Verdict::Decap(decap);
     };
-    let is_asked = is_asked(head.flags, decap.tag);
-    match tagged_owner(tables, &found, &flow, decap.tag, is_asked) {
+    let is_returned_if_unknown = decap.is_returned_if_unknown(head.flags);
+    match tagged_owner(tables, &found, &flow, decap.tag, is_returned_if_unknown) {
         Some(owner) => {
             let (ports, flags) = (head.ports, head.flags);
             Verdict::Deliver(Delivery::new(packet, ports, flags, &owner, Some(decap)))
         }
-        None if is_asked => Verdict::Continue(Stage::Return),
+        None if is_returned_if_unknown => Verdict::Continue(Stage::Return),
         None if head.flags.begins_connection() => Verdict::Drop(DropReason::UnknownPodSyn),
         None => Verdict::Drop(DropReason::UnknownPod),
     }

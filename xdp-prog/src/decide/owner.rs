@@ -20,6 +20,9 @@ use crate::{
     world::{Answer, HandOver, HandOvers, Tables},
 };
 
+/// Flags that all backends have: none.
+pub const ANY_BACKEND: u32 = 0;
+
 /// The service of a packet.
 #[derive(Clone, Copy, Debug)]
 pub struct FoundService {
@@ -43,14 +46,14 @@ impl FoundService {
         self.entry.mode == MODE_L2DSR && is_from_edge(frame, tables)
     }
 
-    /// Returns the flags of backends that may get a packet of the service: what another edge has sent to this machine
-    /// might come back to it if it were sent on.
+    /// Returns the flags of backends that may get a packet of the service. Of what another edge has sent to this machine by L2
+    /// DSR, these are its own pods: sent on, the packet might come back.
     #[inline(always)]
     pub fn reach<F: Frame, T: Tables>(&self, frame: &F, tables: &T) -> u32 {
         if self.is_sent_by_edge(frame, tables) {
-            Backend::OWN_PODS
+            Backend::OWN_POD
         } else {
-            Backend::ALL
+            ANY_BACKEND
         }
     }
 }
@@ -165,13 +168,14 @@ pub fn owner<'t, A: Ip, T: Tables + HandOvers>(
         if found.entry.local.base() == 0 {
             return Err(Verdict::Drop(DropReason::UnknownPod));
         }
-        let has_affinity = found.entry.affinity != 0;
-        return match current_or_past(tables, found, found.entry.local, flow, has_affinity)? {
+        let asks_clients = found.entry.affinity != 0;
+        return match current_or_past(tables, found, found.entry.local, flow, asks_clients)? {
             Some(owner) if owner.backend.is_own_pod() => Ok(owner),
             // The pod has left this machine. Passed to the stack, the packet would return to the edge.
             _ => Err(Verdict::Drop(DropReason::UnknownPod)),
         };
     }
+    // What has no flags begins no connection: it asks for no client's backend.
     match current_or_past(tables, found, found.entry.word, flow, false)? {
         Some(owner) => Ok(owner),
         None => Err(no_owner(tables, found.id)),
@@ -182,21 +186,22 @@ pub fn owner<'t, A: Ip, T: Tables + HandOvers>(
 ///
 /// # Errors
 ///
-/// Leaves the packet for [`Stage::Past`] if the slot has had other owners, or clients keep their backends.
+/// Leaves the packet for [`Stage::Past`] if the slot has had other owners, or if `asks_clients`: clients keep their backends.
 #[inline(always)]
 fn current_or_past<'t, A: Ip, T: Tables + HandOvers>(
     tables: &'t T,
     found: &FoundService,
     table: ServiceWord,
     flow: &FlowKey<A>,
-    has_affinity: bool,
+    asks_clients: bool,
 ) -> Result<Option<Owner<'t>>, Verdict<'t>> {
     let hash = flow_hash(tables, found.entry.affinity, flow);
     let index = slot_index(table, hash);
     let slot = tables.slot(index).unwrap_or_default();
-    if slot.has_past() || has_affinity {
+    if slot.has_past() || asks_clients {
         tables.hand_over(HandOver {
             service: found.id,
+            // For this stage, the field is the slot's index.
             backend: index,
             ports: flow.ports(),
             detail: hash,
@@ -217,18 +222,18 @@ pub fn no_owner<'t, T: Tables>(tables: &T, service: u32) -> Verdict<'t> {
     }
 }
 
-/// Finds the pod that an edge's tag names, or another one in its place, unless the packet is returned otherwise.
+/// Finds the pod that an edge's tag names. If it is not here, another pod takes a datagram, unless the packet is to be returned.
 #[inline(always)]
 pub fn tagged_owner<'t, A: Ip, T: Tables>(
     tables: &'t T,
     found: &FoundService,
     flow: &FlowKey<A>,
     tag: Tag,
-    is_asked: bool,
+    is_returned_if_unknown: bool,
 ) -> Option<Owner<'t>> {
     match tagged_pod(tables, found, tag) {
         Some(owner) => Some(owner),
-        None if is_asked => None,
+        None if is_returned_if_unknown => None,
         None => choose_pod_instead(tables, found, flow),
     }
 }

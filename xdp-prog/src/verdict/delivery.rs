@@ -3,7 +3,6 @@
 use super::{Decap, Owner};
 use crate::{
     abi::{AddressKey, Backend, DeliveryKey, FLOW_HAIRPIN, Tag, Tuple},
-    decide::node::decap::is_asked,
     family::Family,
     ip::Ip,
     parse::{Packet, TcpFlags},
@@ -113,14 +112,14 @@ impl<'t> Delivery<'t> {
     /// As [`Self::relayed`]; tells too whether the edge has other owners for the packet, if its connection is not known
     /// here.
     #[inline(always)]
-    pub(crate) fn relayed_and_asked<T: Relay>(&self, tables: &T) -> Option<(Self, bool)> {
+    pub(crate) fn relayed_with_return<T: Relay>(&self, tables: &T) -> Option<(Self, bool)> {
         let words = tables.relay(self.to_words(false))?;
-        let [.., is_asked] = words[3].to_ne_bytes();
+        let [.., is_returned_if_unknown] = words[3].to_ne_bytes();
         let delivery = Self {
             note_key: self.note_key,
             ..Self::from_words(words, self.backend)
         };
-        Some((delivery, is_asked != 0))
+        Some((delivery, is_returned_if_unknown != 0))
     }
 
     /// Leaves the packet for [`Stage::PodFlow`](crate::stage::Stage::PodFlow). `is_new` says that no table has the
@@ -146,12 +145,12 @@ impl<'t> Delivery<'t> {
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "one bit")]
     fn to_words(self, is_new: bool) -> [u64; 4] {
-        let (outer, room, class, is_asked) = match &self.decap {
+        let (outer, room, class, is_returned_if_unknown) = match &self.decap {
             Some(decap) => (
                 decap.l3,
                 decap.inner_room,
                 decap.outer_class,
-                is_asked(self.flags, decap.tag),
+                decap.is_returned_if_unknown(self.flags),
             ),
             None => (0, 0, 0, false),
         };
@@ -167,7 +166,7 @@ impl<'t> Delivery<'t> {
                 u8::from(self.decap.is_some()),
                 class,
                 u8::from(is_new),
-                u8::from(is_asked),
+                u8::from(is_returned_if_unknown),
             ]),
         ]
     }

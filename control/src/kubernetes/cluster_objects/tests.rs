@@ -329,12 +329,12 @@ fn change_is_accounted_for_once_and_not_from_before_the_start() {
             vec![slice("a", old), slice("b", new)],
         ),
     );
-    assert_eq!(cluster.take_changes(), [new.parse().unwrap()]);
+    assert_eq!(cluster.take_change_times(), [new.parse().unwrap()]);
     take(
         &mut cluster,
         list(ClusterObjects::take_slice, vec![slice("b", new)]),
     );
-    assert_eq!(cluster.take_changes(), []);
+    assert_eq!(cluster.take_change_times(), []);
     take(
         &mut cluster,
         [event(
@@ -349,7 +349,7 @@ fn change_is_accounted_for_once_and_not_from_before_the_start() {
             Event::Apply(Ok(slice("b", new))),
         )],
     );
-    assert_eq!(cluster.take_changes().len(), 1);
+    assert_eq!(cluster.take_change_times().len(), 1);
 }
 
 #[test]

@@ -527,6 +527,27 @@ fn own_pods_have_a_past_where_the_node_chooses_the_pod() {
     assert_eq!(tables.fill().backends.used, 0);
 }
 
+/// While all backends are pods of this machine, too.
+#[test]
+fn past_of_own_pods_stays_when_the_last_other_backend_goes_and_comes_back() {
+    let loaded = load();
+    let mut tables = open(&loaded);
+    tables.set_next_hop(NODE.into(), Resolution::Local).unwrap();
+    let beside = |pods: &[u8]| beside_another_node(ForwardMode::L2dsr, pods, 4);
+    let alone = |pods: &[u8]| ServiceSpec {
+        mode: ForwardMode::L2dsr,
+        ..spec(pods, 4)
+    };
+    tables.put_service(key(), &beside(&[1])).unwrap();
+    tables.put_service(key(), &beside(&[1, 2])).unwrap();
+    let before = own_slots(&tables);
+    assert!(before.contains(&(2, vec![1])));
+    tables.put_service(key(), &alone(&[1, 2])).unwrap();
+    assert_eq!(own_slots(&tables), before);
+    tables.put_service(key(), &beside(&[1, 2])).unwrap();
+    assert_eq!(own_slots(&tables), before);
+}
+
 #[test]
 fn past_of_own_pods_goes_with_the_service() {
     let loaded = load();

@@ -10,8 +10,8 @@ use xdp_prog::egress::{Next, process};
 
 use crate::{maps::TcMaps, skb::SkbFrame};
 
-/// Leaves the packet to the programs and filters behind this one (`TC_ACT_UNSPEC`, which tcx calls `TCX_NEXT`),
-/// unless it is half translated.
+/// Leaves the packet to the programs and filters behind this one (`TC_ACT_UNSPEC`, which tcx calls `TCX_NEXT`). A packet for a
+/// client on this machine comes in again; one that is half translated is dropped.
 // Inlined into the program: every packet would pay for a call.
 #[classifier]
 #[inline(always)]

@@ -18,12 +18,14 @@ pub(super) struct Affinity {
 }
 
 impl Affinity {
+    /// Finds the client of a packet that backends with these flags may get. A node chooses among its own pods apart from what it
+    /// chooses as an edge.
     #[inline(always)]
-    pub(super) fn of(service: &Service, address: AddressKey) -> Self {
+    pub(super) fn of(service: &Service, address: AddressKey, reach: u64) -> Self {
         Self {
             client: Client {
                 address,
-                affinity: service.affinity,
+                affinity: service.affinity ^ reach,
             },
             seconds: service.affinity_seconds.into(),
         }

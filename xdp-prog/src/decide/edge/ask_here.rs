@@ -1,4 +1,5 @@
-//! Edge and node in one machine: is the flow of a packet known at a pod of this machine?
+//! Is the flow of a bare packet known at a pod of this machine, which is edge and node in one, or a node to which an edge has
+//! sent by L2 DSR?
 //!
 //! What a node returns to an edge goes on here in the same run: to the next owner of the slot, which is asked by another
 //! tail call if it is a pod of this machine too, and gets the packet sent to its node otherwise.
@@ -13,7 +14,7 @@ use crate::{
         flow_of::{flow_of, opaque_tuple, segment_of},
         message::Messages,
         node::known::{self, Known},
-        owner::{FoundService, flow_hash, no_owner, slot_index},
+        owner::{ANY_BACKEND, FoundService, flow_hash, no_owner, slot_index},
     },
     frame::Frame,
     ip::with_packet,
@@ -65,9 +66,10 @@ fn read<'t, F: Frame, A: Messages, T: World>(
     };
     let hash = flow_hash(tables, found.entry.affinity, &flow);
     let reach = found.reach(frame, tables);
-    let table = match reach {
-        Backend::ALL => found.entry.word,
-        _ => found.entry.local,
+    let table = if reach == ANY_BACKEND {
+        found.entry.word
+    } else {
+        found.entry.local
     };
     Ok(Question {
         flow: opaque_tuple(tables, &flow.tuple()),

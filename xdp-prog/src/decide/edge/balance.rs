@@ -20,8 +20,8 @@ use crate::{
     world::{Answer, HandOver, HandOvers, Tables},
 };
 
-/// The slot that a packet's flow has in a service's table.
-struct SlotOfFlow {
+/// What a packet is looked up by in a service's table.
+struct LutLookup {
     table: ServiceWord,
     hash: u32,
     /// [`Service::mode`](crate::abi::Service::mode).
@@ -50,31 +50,32 @@ pub fn balance<'t, F: Frame, A: Ip, T: Tables + HandOvers>(
         return no_service(tables, flow);
     };
     let service = entry.id();
-    let slot = match entry.plain() {
-        Some(table) => SlotOfFlow {
+    let lookup = match entry.plain() {
+        Some(table) => LutLookup {
             table,
             hash: flow_hash(tables, 0, flow),
             mode: MODE_IPIP,
             has_affinity: false,
         },
-        None => match slot_by_rules(frame, tables, packet, flow, (service, check)) {
-            Ok(slot) => slot,
+        None => match lookup_by_rules(frame, tables, packet, flow, (service, check)) {
+            Ok(lookup) => lookup,
             Err(verdict) => return verdict,
         },
     };
-    let index = slot_index(slot.table, slot.hash);
-    let owners = tables.slot(index).unwrap_or_default();
-    if owners.has_past() || slot.has_affinity {
+    let index = slot_index(lookup.table, lookup.hash);
+    let slot = tables.slot(index).unwrap_or_default();
+    if slot.has_past() || lookup.has_affinity {
         tables.hand_over(HandOver {
             service,
+            // For this stage, the field is the slot's index.
             backend: index,
             ports: flow.ports(),
-            detail: slot.hash,
+            detail: lookup.hash,
         });
         return Verdict::Continue(Stage::Past);
     }
-    match current_owner(tables, service, owners, slot.hash) {
-        Some(owner) => match forward(tables, packet, flow, slot.mode, &owner) {
+    match current_owner(tables, service, slot, lookup.hash) {
+        Some(owner) => match forward(tables, packet, flow, lookup.mode, &owner) {
             Ok(verdict) => verdict,
             Err(reason) => Verdict::Drop(reason),
         },
@@ -88,13 +89,13 @@ pub fn balance<'t, F: Frame, A: Ip, T: Tables + HandOvers>(
 ///
 /// Returns the verdict on a packet that goes by another way than the service's table.
 #[inline(always)]
-fn slot_by_rules<'t, F: Frame, A: Ip, T: Tables + HandOvers>(
+fn lookup_by_rules<'t, F: Frame, A: Ip, T: Tables + HandOvers>(
     frame: &F,
     tables: &'t T,
     packet: &Packet<A>,
     flow: &FlowKey<A>,
     (service, check): (u32, u32),
-) -> Result<SlotOfFlow, Verdict<'t>> {
+) -> Result<LutLookup, Verdict<'t>> {
     let found = checked_service(tables, service, check)?;
     admit(tables, &found, flow, parse::tcp_flags(frame, packet))?;
     if found.is_sent_by_edge(frame, tables) {
@@ -110,7 +111,7 @@ fn slot_by_rules<'t, F: Frame, A: Ip, T: Tables + HandOvers>(
         });
         return Err(Verdict::Continue(Stage::Nat));
     }
-    Ok(SlotOfFlow {
+    Ok(LutLookup {
         table: found.entry.word,
         hash: flow_hash(tables, found.entry.affinity, flow),
         mode: found.entry.mode,

@@ -10,11 +10,11 @@
 //! waits for the refusal. What begins an association of SCTP goes the same way: were it sent to the current owner straight, what follows it
 //! would meet the client's last association at a past owner.
 //!
-//! The rules for owners that return nothing are in `keep.rs`. A packet that another edge has sent by L2 DSR is for one of this
-//! machine's own pods, which are asked one after the other, as a node is that returns packets.
+//! The rules for owners that return nothing are in `keep.rs`. They are not for a packet that another edge has sent by L2 DSR:
+//! this machine's own pods are asked about it one after the other.
 
 use crate::{
-    abi::{Backend, MODE_IPIP, Tuple},
+    abi::{MODE_IPIP, Tuple},
     decide::{
         allowance::take_return,
         edge::{
@@ -25,7 +25,7 @@ use crate::{
         },
         flow_of::{flow_of, opaque_tuple, segment_of},
         message::Messages,
-        owner::{FoundService, no_owner},
+        owner::{ANY_BACKEND, FoundService, no_owner},
     },
     frame::Frame,
     ip::with_packet,
@@ -43,8 +43,8 @@ struct Question {
     begins: u64,
     /// Not 0 if the packet is an ICMP error about the flow.
     is_error: u64,
-    /// The mode by which owners are asked.
-    mode: u64,
+    /// The service's mode as owners are asked by it: pods of this machine tell what they know, as behind IP-in-IP.
+    asked_as: u64,
     /// The flags of backends that may get the packet.
     reach: u64,
 }
@@ -77,16 +77,16 @@ fn read<'t, F: Frame, A: Messages, T: World>(
         return Err(Verdict::Drop(DropReason::TableChanged));
     };
     let reach = found.reach(frame, tables);
-    // Pods of this machine tell what they know, as behind IP-in-IP.
-    let mode = match reach {
-        Backend::ALL => found.entry.mode,
-        _ => MODE_IPIP,
+    let asked_as = if reach == ANY_BACKEND {
+        found.entry.mode
+    } else {
+        MODE_IPIP
     };
     Ok(Question {
         flow: opaque_tuple(tables, &flow.tuple()),
         begins: tables.opaque(segment.flags.begins_connection().into()),
         is_error: tables.opaque((packet.protocol == A::ICMP).into()),
-        mode: tables.opaque(mode.into()),
+        asked_as: tables.opaque(asked_as.into()),
         reach: tables.opaque(reach.into()),
     })
 }
@@ -98,9 +98,9 @@ fn choose<'t, T: World>(tables: &'t T, question: &Question, known: HandOver) -> 
         return Verdict::Drop(DropReason::TableChanged);
     };
     let (flow, begins) = (&question.flow, question.begins != 0);
-    let affinity = Affinity::of(&found.entry, flow.source());
+    let affinity = Affinity::of(&found.entry, flow.source(), question.reach);
     let walk = Walk::of(tables, known.backend, flow.protocol());
-    let walk = walk.by_mode(tables, question.mode as u32);
+    let walk = walk.by_mode(tables, question.asked_as as u32);
     let walk = walk.within(question.reach as u32);
     let first = Try::first(known.detail, 0).by_mode(found.entry.mode);
     let to = |(backend, tries)| {

@@ -126,7 +126,7 @@ fn send<'t, F: Frame, A: Ip, T: World>(
             Stage::Local
         });
     }
-    // The pod has left this machine. Sent on, the packet might come back.
+    // As in [`FoundService::reach`](crate::decide::owner::FoundService::reach); the pod has left this machine.
     if attempt.mode() == MODE_L2DSR && is_from_edge(frame, tables) {
         return Verdict::Drop(DropReason::UnknownPod);
     }

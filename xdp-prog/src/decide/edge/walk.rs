@@ -30,7 +30,7 @@ mod pins;
 
 use crate::{
     abi::{BACKEND_POD, Backend, MAX_PAST_OWNERS, MODE_IPIP, Past, Tag, Tuple},
-    decide::allowance::take_return,
+    decide::{allowance::take_return, owner::ANY_BACKEND},
     reason::DropReason,
     wire::protocol,
     world::{PinTable, World},
@@ -76,7 +76,7 @@ pub(super) struct Walk {
     protocol: u32,
     /// Whether owners return what they do not know, to where it came from.
     has_returns: bool,
-    /// The flags of backends that may get the packet, as [`Backend::OWN_PODS`].
+    /// The flags of backends that may get the packet: [`ANY_BACKEND`] or [`Backend::OWN_POD`].
     reach: u32,
 }
 
@@ -96,7 +96,7 @@ impl Walk {
             current: slot.owner(),
             protocol: protocol.into(),
             has_returns: true,
-            reach: Backend::ALL,
+            reach: ANY_BACKEND,
         }
     }
 
@@ -211,7 +211,7 @@ impl Walk {
     /// Tells whether packets of this walk may go to a backend.
     #[inline(always)]
     const fn may_reach(&self, backend: &Backend) -> bool {
-        backend.is_in(self.reach)
+        backend.has_flags(self.reach)
     }
 
     /// Returns the tries that a walk of datagrams has left after it has tried an owner; all of them if it does not try the
@@ -268,7 +268,7 @@ impl Walk {
             }
             // If one is left, it is to the owner that did not know the flow, or does not count.
             if self.past.is_pinned() {
-                tables.remove_pin(PinTable::Kept, flow);
+                self.remove_pin(tables, PinTable::Kept, flow);
             }
         }
         Ok(self.first_from(tables, count + 1 - tries))

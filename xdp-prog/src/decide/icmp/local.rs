@@ -5,8 +5,7 @@ use crate::{
     decide::{
         message::{Kind, Messages, has_checksum, has_service, kind, quoted},
         node::{
-            decap::{self, is_asked},
-            flow_lookup,
+            decap, flow_lookup,
             known::{self, Known},
         },
         owner::{find_with_pods, tagged_owner},
@@ -65,9 +64,15 @@ fn sort_local<'t, F: Frame, A: Messages, T: World>(
         let Some(found) = find_with_pods(tables, &quote.flow) else {
             return Err(to_stack(place));
         };
-        let is_asked = is_asked(TcpFlags::default(), place.tag);
-        let owner = tagged_owner(tables, &found, &quote.flow, place.tag, is_asked);
-        if is_asked && !is_known(tables, owner.as_ref(), &quote.flow.tuple()) {
+        let is_returned_if_unknown = place.is_returned_if_unknown(TcpFlags::default());
+        let owner = tagged_owner(
+            tables,
+            &found,
+            &quote.flow,
+            place.tag,
+            is_returned_if_unknown,
+        );
+        if is_returned_if_unknown && !is_known(tables, owner.as_ref(), &quote.flow.tuple()) {
             return Err(Verdict::Continue(Stage::Return));
         }
         owner

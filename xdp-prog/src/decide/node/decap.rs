@@ -7,7 +7,7 @@ use crate::{
     flow::FlowKey,
     frame::Frame,
     ip::{Ip, with_packet},
-    parse::{self, Packet, TcpFlags},
+    parse::{self, Packet},
     reason::{DropReason, PassReason},
     stage::Stage,
     verdict::{Decap, Delivery, Owner, Verdict},
@@ -18,8 +18,8 @@ use crate::{
 /// Decides what is to be done with a frame of this stage; [`receive`](super::receive) has handed over the key of its note.
 #[inline(always)]
 pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
-    let (note_key, may_be_returned) = DeliveryKey::handed_over(tables);
-    let decap = match find_packet(frame, tables, may_be_returned) {
+    let (note_key, may_have_been_returned) = DeliveryKey::handed_over(tables);
+    let decap = match find_packet(frame, tables, may_have_been_returned) {
         Ok(decap) if decap.is_encapsulated() => decap,
         Ok(_) => return Verdict::Pass(PassReason::Protocol),
         Err(verdict) => return verdict,
@@ -64,16 +64,16 @@ pub fn open_frame<'t, F: Frame, T: Tables + Shortcuts>(
 pub fn find_packet<'t, F: Frame, T: Tables + Shortcuts>(
     frame: &F,
     tables: &T,
-    may_be_returned: bool,
+    may_have_been_returned: bool,
 ) -> Result<Decap, Verdict<'t>> {
-    with_packet!(frame, outer => find_inner(tables, &outer, may_be_returned), reason => Err(Verdict::Pass(reason)))
+    with_packet!(frame, outer => find_inner(tables, &outer, may_have_been_returned), reason => Err(Verdict::Pass(reason)))
 }
 
 #[inline(always)]
 fn find_inner<'t, A: Ip, T: Tables + Shortcuts>(
     tables: &T,
     outer: &Packet<A>,
-    may_be_returned: bool,
+    may_have_been_returned: bool,
 ) -> Result<Decap, Verdict<'t>> {
     let inner = match outer.protocol {
         protocol::IPV4 => Family::V4,
@@ -91,7 +91,7 @@ fn find_inner<'t, A: Ip, T: Tables + Shortcuts>(
         }
     };
     let decap = Decap::of(outer, inner);
-    if may_be_returned && decap.is_plain && decap.tag.is_returned() {
+    if may_have_been_returned && decap.is_plain && decap.tag.is_returned() {
         return Err(Verdict::Continue(Stage::Returned));
     }
     accept(tables, outer)?;
@@ -185,7 +185,7 @@ fn decide_delivery<'t, F: Frame, A: Ip, T: Tables + Shortcuts>(
                     tables.note_shortcut(&key, generation, value);
                     Some(owner)
                 }
-                None if is_asked(flags, decap.tag) => None,
+                None if decap.is_returned_if_unknown(flags) => None,
                 None => {
                     note_key = DeliveryKey::NONE;
                     choose_pod_instead(tables, &found, &flow)
@@ -198,7 +198,7 @@ fn decide_delivery<'t, F: Frame, A: Ip, T: Tables + Shortcuts>(
             note_key,
             ..Delivery::new(packet, ports, flags, &owner, Some(decap))
         }),
-        None if is_asked(flags, decap.tag) => Verdict::Continue(Stage::Return),
+        None if decap.is_returned_if_unknown(flags) => Verdict::Continue(Stage::Return),
         None if flags.begins_connection() => Verdict::Drop(DropReason::UnknownPodSyn),
         // A packet that was returned belongs to a connection elsewhere.
         None if packet.protocol == protocol::TCP && !flags.rst() && !decap.tag.is_returned() => {
@@ -206,12 +206,6 @@ fn decide_delivery<'t, F: Frame, A: Ip, T: Tables + Shortcuts>(
         }
         None => Verdict::Drop(DropReason::UnknownPod),
     }
-}
-
-/// Tells whether a packet is returned if its flow is not known here; `flags` are zero if it is no TCP segment.
-#[inline(always)]
-pub(crate) fn is_asked(flags: TcpFlags, tag: Tag) -> bool {
-    tag.may_be_returned() && !flags.begins_connection()
 }
 
 /// Returns the pod that earlier packets with the same service and tag went to.

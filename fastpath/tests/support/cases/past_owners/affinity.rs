@@ -53,23 +53,28 @@ pub(super) fn with_affinity(tables: &mut TableSet) {
 
 impl Kind {
     fn client(self) -> Client {
+        self.client_by(SEED)
+    }
+
+    fn client_by(self, affinity: u64) -> Client {
         Client {
             address: address_key(client(self.to()).0),
-            affinity: SEED,
+            affinity,
         }
     }
 
     /// The client's last connection went to a backend so many seconds ago.
-    fn entry(self, id: u32, seconds: u64) -> ClientBackend {
-        let seen = coarse_ns().wrapping_sub(seconds * SECOND);
-        ClientBackend::new(&self.client(), id, &self.backend(id), seen)
+    pub(super) fn had(self, id: u32, seconds: u64) -> impl Fn(&mut TableSet) {
+        self.had_by(SEED, id, seconds)
     }
 
-    pub(super) fn had(self, id: u32, seconds: u64) -> impl Fn(&mut TableSet) {
+    /// As [`Self::had`], of a client that is known by another seed.
+    pub(super) fn had_by(self, affinity: u64, id: u32, seconds: u64) -> impl Fn(&mut TableSet) {
+        let (client, seen) = (self.client_by(affinity), coarse_ns());
+        let seen = seen.wrapping_sub(seconds * SECOND);
+        let entry = ClientBackend::new(&client, id, &self.backend(id), seen);
         move |tables| {
-            tables
-                .clients
-                .insert(self.client(), self.entry(id, seconds));
+            tables.clients.insert(client, entry);
         }
     }
 

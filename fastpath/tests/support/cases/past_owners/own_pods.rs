@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use fastpath::clock::coarse_ns;
 use xdp_prog::{
-    abi::{CONFIG_NODE, EdgeMac, MAX_PAST_OWNERS, MODE_L2DSR, Pin, ServiceWord, Tuple},
+    abi::{Backend, CONFIG_NODE, EdgeMac, MAX_PAST_OWNERS, MODE_L2DSR, Pin, ServiceWord, Tuple},
     reason::DropReason,
 };
 
@@ -26,6 +26,8 @@ const ELSEWHERE: u32 = 23;
 const ALL: [u32; 3] = [CURRENT, PAST[0], PAST[1]];
 /// How long after a change a datagram is looked for at past owners, in seconds.
 const WINDOW: u32 = 300;
+/// What a node knows clients by.
+const AT_NODE: u64 = SEED ^ Backend::OWN_POD as u64;
 
 const TCP_KINDS: [Kind; 2] = [
     kind("own_pods_tcp_v4", TCP, VIP_V4, true),
@@ -199,6 +201,28 @@ fn pins(kind: Kind) -> Vec<Case> {
         )
         .pins(kept()),
         kind.delivered(
+            kind.at_own_pods(
+                "ack_known_at_none_leaves_a_pin_to_another_machine",
+                ACK,
+                &[CURRENT, PAST[0]],
+            )
+            .with(keep(kind, pin)),
+            ACK,
+            CURRENT,
+        )
+        .pins(kept()),
+        kind.delivered(
+            kind.at_own_pods(
+                "syn_leaves_a_pin_to_another_machine",
+                SYN,
+                &[CURRENT, PAST[0]],
+            )
+            .with(keep(kind, pin)),
+            SYN,
+            CURRENT,
+        )
+        .pins(kept()),
+        kind.delivered(
             kind.at_own_pods("syn_marks_a_pin", SYN, &ALL)
                 .with(keep(kind, pin)),
             SYN,
@@ -253,13 +277,17 @@ fn affinity(kind: Kind) -> Vec<Case> {
     let syn = |name: &str| kind.at_own_pods(name, SYN, &ALL);
     let begins_at = |draft: Draft, id: u32| {
         let case = kind.delivered(draft.with(with_affinity), SYN, id);
-        case.notes_client(client(kind.to()).0, SEED, id)
+        case.notes_client(client(kind.to()).0, AT_NODE, id)
     };
     let quiet = |tables: &mut TableSet| tables.set_owner(SERVICE, CURRENT);
     vec![
         begins_at(
-            syn("syn_of_a_client_that_keeps_a_past_one").with(kind.had(PAST[0], 60)),
+            syn("syn_of_a_client_that_keeps_a_past_one").with(kind.had_by(AT_NODE, PAST[0], 60)),
             PAST[0],
+        ),
+        begins_at(
+            syn("syn_of_a_client_that_has_come_by_this_edge").with(kind.had(PAST[0], 60)),
+            CURRENT,
         ),
         begins_at(syn("syn_of_a_new_client"), CURRENT),
         begins_at(

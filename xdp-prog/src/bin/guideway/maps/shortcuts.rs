@@ -16,15 +16,15 @@ static SHORTCUTS: PerCpuArray<Shortcut, { size::SHORTCUTS }> = PerCpuArray::new(
 
 impl Shortcuts for XdpMaps<'_> {
     #[inline(always)]
-    fn shortcut(&self, key: &Tuple, epoch: u32) -> Option<u64> {
-        SHORTCUTS.get(Shortcut::place(key))?.value(key, epoch)
+    fn shortcut(&self, key: &Tuple, generation: u32) -> Option<u64> {
+        SHORTCUTS.get(Shortcut::place(key))?.value(key, generation)
     }
 
     #[inline(always)]
-    fn note_shortcut(&self, key: &Tuple, epoch: u32, value: u64) {
+    fn note_shortcut(&self, key: &Tuple, generation: u32, value: u64) {
         if let Some(place) = SHORTCUTS.get_ptr_mut(Shortcut::place(key)) {
             // SAFETY: a per-CPU element; XDP runs do not nest on a CPU.
-            unsafe { *place = Shortcut::new(*key, epoch, value) };
+            unsafe { *place = Shortcut::new(*key, generation, value) };
         }
     }
 

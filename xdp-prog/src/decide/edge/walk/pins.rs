@@ -2,7 +2,7 @@
 
 use super::{Ignorant, Walk};
 use crate::{
-    abi::{Pin, Tuple},
+    abi::{Backend, Pin, Tuple},
     world::{PinTable, World},
 };
 
@@ -15,10 +15,30 @@ impl Walk {
         table: PinTable,
         flow: &Tuple,
     ) -> Option<Pin> {
+        let (pin, backend) = self.find_pin(tables, table, flow)?;
+        (backend.may_be_pinned() && pin.is_of(flow, backend)).then_some(pin)
+    }
+
+    /// Returns the pin of a flow, and its backend, if that one may get the packet: where edge and node are one machine, the
+    /// flow may have come by this edge before, and its pin is the edge's to judge.
+    #[inline(always)]
+    fn find_pin<'t, T: World>(
+        &self,
+        tables: &'t T,
+        table: PinTable,
+        flow: &Tuple,
+    ) -> Option<(Pin, &'t Backend)> {
         let pin = tables.pin(table, flow)?;
         let backend = tables.backend(pin.backend())?;
-        let is_valid = backend.may_be_pinned() && pin.is_of(flow, backend);
-        (is_valid && self.may_reach(backend)).then_some(pin)
+        self.may_reach(backend).then_some((pin, backend))
+    }
+
+    /// Takes a pin of a flow away.
+    #[inline(always)]
+    pub(super) fn remove_pin<T: World>(&self, tables: &T, table: PinTable, flow: &Tuple) {
+        if self.find_pin(tables, table, flow).is_some() {
+            tables.remove_pin(table, flow);
+        }
     }
 
     /// Pins a flow to an owner that is tried at another machine; takes its young pin away if no try is left. A flow of
@@ -28,7 +48,7 @@ impl Walk {
         if self.is_of_datagrams() {
             self.pin(tables, flow, id);
         } else if tries == 0 {
-            tables.remove_pin(PinTable::Young, flow);
+            self.remove_pin(tables, PinTable::Young, flow);
         } else if tries < self.all_tries()
             && let Some(backend) = tables.backend(id)
             && !backend.is_own_pod()
@@ -60,7 +80,7 @@ impl Walk {
     #[inline(always)]
     pub(in super::super) fn mark_pins<T: World>(&self, tables: &T, flow: &Tuple, owner: u32) {
         for table in [PinTable::Kept, PinTable::Young] {
-            if let Some(pin) = tables.pin(table, flow)
+            if let Some((pin, _)) = self.find_pin(tables, table, flow)
                 && pin.backend() != owner
             {
                 tables.set_pin(table, flow, pin.marked(owner));

@@ -62,6 +62,13 @@ fn open(loaded: &Loaded) -> Tables {
     tables
 }
 
+/// Opens the tables of the machine that has the pods.
+fn open_at_node(loaded: &Loaded) -> Tables {
+    let mut tables = open(loaded);
+    tables.set_next_hop(NODE.into(), Resolution::Local).unwrap();
+    tables
+}
+
 fn key() -> ServiceKey {
     SERVICE.parse().unwrap()
 }
@@ -77,6 +84,10 @@ fn spec(pods: &[u8], log2: u8) -> ServiceSpec {
         backends: pods.iter().copied().map(pod).collect(),
         ..ServiceSpec::default()
     }
+}
+
+fn by(mode: ForwardMode, spec: ServiceSpec) -> ServiceSpec {
+    ServiceSpec { mode, ..spec }
 }
 
 fn put(tables: &mut Tables, pods: &[u8], log2: u8) {
@@ -264,7 +275,6 @@ fn service_without_backends_keeps_its_length_and_lists() {
 fn what_nodes_do_not_return_has_a_past_and_nat_mode_has_none() {
     let loaded = load();
     let mut tables = open(&loaded);
-    let by = |mode, spec| ServiceSpec { mode, ..spec };
     let nodes = |number| ServiceSpec {
         backends: vec![BackendSpec::node([10, 9, 0, number].into(), 1)],
         ..spec(&[], 0)
@@ -453,12 +463,9 @@ fn own_pods_of_a_service_are_known() {
 
 const OTHER_NODE: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
 
-/// A service by L2 DSR with these pods of this machine, and one of another node.
+/// A service in this mode with these pods of this machine, and one of another node.
 fn beside_another_node(mode: ForwardMode, pods: &[u8], log2: u8) -> ServiceSpec {
-    let mut spec = ServiceSpec {
-        mode,
-        ..spec(pods, log2)
-    };
+    let mut spec = by(mode, spec(pods, log2));
     let elsewhere = Ipv4Addr::new(10, 244, 1, 99);
     let elsewhere = BackendSpec::pod(OTHER_NODE.into(), (elsewhere, 8080).into(), 1);
     spec.backends.push(elsewhere);
@@ -476,8 +483,7 @@ fn own_slots(tables: &Tables) -> Vec<(u8, Vec<u8>)> {
 #[test]
 fn own_pods_have_a_past_where_the_node_chooses_the_pod() {
     let loaded = load();
-    let mut tables = open(&loaded);
-    tables.set_next_hop(NODE.into(), Resolution::Local).unwrap();
+    let mut tables = open_at_node(&loaded);
     let put = |tables: &mut Tables, mode, pods: &[u8], log2| {
         let spec = beside_another_node(mode, pods, log2);
         tables.put_service(key(), &spec).unwrap();
@@ -531,13 +537,9 @@ fn own_pods_have_a_past_where_the_node_chooses_the_pod() {
 #[test]
 fn past_of_own_pods_stays_when_the_last_other_backend_goes_and_comes_back() {
     let loaded = load();
-    let mut tables = open(&loaded);
-    tables.set_next_hop(NODE.into(), Resolution::Local).unwrap();
+    let mut tables = open_at_node(&loaded);
     let beside = |pods: &[u8]| beside_another_node(ForwardMode::L2dsr, pods, 4);
-    let alone = |pods: &[u8]| ServiceSpec {
-        mode: ForwardMode::L2dsr,
-        ..spec(pods, 4)
-    };
+    let alone = |pods: &[u8]| by(ForwardMode::L2dsr, spec(pods, 4));
     tables.put_service(key(), &beside(&[1])).unwrap();
     tables.put_service(key(), &beside(&[1, 2])).unwrap();
     let before = own_slots(&tables);
@@ -551,8 +553,7 @@ fn past_of_own_pods_stays_when_the_last_other_backend_goes_and_comes_back() {
 #[test]
 fn past_of_own_pods_goes_with_the_service() {
     let loaded = load();
-    let mut tables = open(&loaded);
-    tables.set_next_hop(NODE.into(), Resolution::Local).unwrap();
+    let mut tables = open_at_node(&loaded);
     for pods in [&[1][..], &[2]] {
         let spec = beside_another_node(ForwardMode::L2dsr, pods, 3);
         tables.put_service(key(), &spec).unwrap();

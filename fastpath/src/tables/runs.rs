@@ -104,8 +104,8 @@ pub(super) fn id_of(ids: &[u32], owner: u32) -> u32 {
     ids.get(owner as usize).copied().unwrap_or(0)
 }
 
-/// Lists the runs that are not among the old ones.
-pub(super) fn new_runs(runs: Runs, old: Option<Runs>) -> impl Iterator<Item = Run> {
+/// Lists the runs that are not among the others.
+pub(super) fn runs_not_in(runs: Runs, others: Option<Runs>) -> impl Iterator<Item = Run> {
     runs.each()
-        .filter(move |run| old.is_none_or(|old| old.each().all(|old| old != *run)))
+        .filter(move |run| others.is_none_or(|others| others.each().all(|other| other != *run)))
 }

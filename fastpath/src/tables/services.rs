@@ -16,7 +16,7 @@ use super::{
     past::{OwnerChange, keeps_past, keeps_past_of_own_pods, pinned_for, second_now},
     policy::{Pods, ranges_of},
     retired::RetiredService,
-    runs::{Runs, id_of, new_runs},
+    runs::{id_of, runs_not_in},
     slot_owners::is_shared,
     whole_edge::Hash,
 };
@@ -188,7 +188,7 @@ impl Tables {
 
         let runs = self.take_runs(key, layout, ids, old_runs, old_id.is_some())?;
         let give_back = |tables: &mut Self| {
-            for run in new_runs(runs, old_runs) {
+            for run in runs_not_in(runs, old_runs) {
                 tables.arena.release(run);
             }
         };
@@ -216,7 +216,7 @@ impl Tables {
             return Err(error);
         }
 
-        let is_new = |run: Run| new_runs(runs, old_runs).any(|new| new == run);
+        let is_new = |run: Run| runs_not_in(runs, old_runs).any(|new| new == run);
         let listed: HashSet<u32> = ids.iter().copied().collect();
         let change = OwnerChange {
             run: runs.table,
@@ -258,7 +258,7 @@ impl Tables {
                 self.service.write(id, Service::default());
                 self.remove_pods(id, &Pods::new(), &pods);
                 self.remove_source_ranges(id, &ranges);
-                for run in new_runs(runs, old_runs) {
+                for run in runs_not_in(runs, old_runs) {
                     self.clear_pasts(run);
                 }
                 self.take_dropped();
@@ -267,9 +267,9 @@ impl Tables {
                 return Err(error);
             }
         }
-        let outgoing = old_runs.into_iter().flat_map(Runs::each);
+        let outgoing = old_runs.into_iter();
         let outgoing: Vec<Run> = outgoing
-            .filter(|run| runs.each().all(|kept| kept != *run))
+            .flat_map(|old| runs_not_in(old, Some(runs)))
             .collect();
         for run in &outgoing {
             self.clear_pasts(*run);

@@ -199,16 +199,27 @@ fn current_or_past<'t, A: Ip, T: Tables + HandOvers>(
     let index = slot_index(table, hash);
     let slot = tables.slot(index).unwrap_or_default();
     if slot.has_past() || asks_clients {
-        tables.hand_over(HandOver {
-            service: found.id,
-            // For this stage, the field is the slot's index.
-            backend: index,
-            ports: flow.ports(),
-            detail: hash,
-        });
-        return Err(Verdict::Continue(Stage::Past));
+        return Err(to_past(tables, found.id, index, flow, hash));
     }
     Ok(current_owner(tables, found.id, slot, hash))
+}
+
+/// Leaves a packet for [`Stage::Past`], with the index of its slot.
+#[inline(always)]
+pub fn to_past<'t, A: Ip, T: HandOvers>(
+    tables: &T,
+    service: u32,
+    index: u32,
+    flow: &FlowKey<A>,
+    hash: u32,
+) -> Verdict<'t> {
+    tables.hand_over(HandOver {
+        service,
+        backend: index,
+        ports: flow.ports(),
+        detail: hash,
+    });
+    Verdict::Continue(Stage::Past)
 }
 
 /// Returns the verdict on a packet of a service whose table is empty.

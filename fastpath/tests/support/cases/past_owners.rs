@@ -8,7 +8,7 @@ pub(super) mod keep;
 pub(super) mod own_pods;
 pub(super) mod returned;
 
-use std::net::IpAddr;
+use std::{collections::HashMap, net::IpAddr};
 
 use fastpath::clock::coarse_ns;
 use xdp_prog::{
@@ -201,6 +201,11 @@ fn to_node(id: u32) -> Link<'static> {
         destination: [0x02, 0, 0, 0, 0x0e, u8::try_from(id).unwrap()],
         ..TO_NODE_V4
     }
+}
+
+/// No pins.
+fn none() -> [HashMap<Tuple, Pin>; 2] {
+    [[].into(), [].into()]
 }
 
 /// Marks the slot as one whose flows may have pins.

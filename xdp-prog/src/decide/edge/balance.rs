@@ -7,7 +7,7 @@ use crate::{
     },
     decide::owner::{
         FoundService, checked_service, current_owner, flow_hash, no_owner, no_service, owner,
-        slot_index,
+        slot_index, to_past,
     },
     flow::FlowKey,
     frame::Frame,
@@ -65,14 +65,7 @@ pub fn balance<'t, F: Frame, A: Ip, T: Tables + HandOvers>(
     let index = slot_index(lookup.table, lookup.hash);
     let slot = tables.slot(index).unwrap_or_default();
     if slot.has_past() || lookup.has_affinity {
-        tables.hand_over(HandOver {
-            service,
-            // For this stage, the field is the slot's index.
-            backend: index,
-            ports: flow.ports(),
-            detail: lookup.hash,
-        });
-        return Verdict::Continue(Stage::Past);
+        return to_past(tables, service, index, flow, lookup.hash);
     }
     match current_owner(tables, service, slot, lookup.hash) {
         Some(owner) => match forward(tables, packet, flow, lookup.mode, &owner) {

@@ -43,10 +43,6 @@ struct Question {
     begins: u64,
     /// Not 0 if the packet is an ICMP error about the flow.
     is_error: u64,
-    /// The service's mode as owners are asked by it: pods of this machine tell what they know, as behind IP-in-IP.
-    asked_as: u64,
-    /// The flags of backends that may get the packet.
-    reach: u64,
 }
 
 /// Decides which owner of its slot gets a packet.
@@ -57,7 +53,7 @@ pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Verdict<'t> {
         packet => read(frame, tables, &packet, known),
         reason => Err(Verdict::Pass(reason)));
     match question {
-        Ok(question) => choose(tables, &question, known),
+        Ok(question) => choose(frame, tables, &question, known),
         Err(verdict) => verdict,
     }
 }
@@ -73,35 +69,37 @@ fn read<'t, F: Frame, A: Messages, T: World>(
         return Err(Verdict::Drop(DropReason::TableChanged));
     };
     let segment = segment_of(frame, packet);
-    let Some(found) = FoundService::handed_over(tables, known.service) else {
-        return Err(Verdict::Drop(DropReason::TableChanged));
-    };
-    let reach = found.reach(frame, tables);
-    let asked_as = if reach == ANY_BACKEND {
-        found.entry.mode
-    } else {
-        MODE_IPIP
-    };
     Ok(Question {
         flow: opaque_tuple(tables, &flow.tuple()),
         begins: tables.opaque(segment.flags.begins_connection().into()),
         is_error: tables.opaque((packet.protocol == A::ICMP).into()),
-        asked_as: tables.opaque(asked_as.into()),
-        reach: tables.opaque(reach.into()),
     })
 }
 
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "32 bits in a word")]
-fn choose<'t, T: World>(tables: &'t T, question: &Question, known: HandOver) -> Verdict<'t> {
+fn choose<'t, F: Frame, T: World>(
+    frame: &F,
+    tables: &'t T,
+    question: &Question,
+    known: HandOver,
+) -> Verdict<'t> {
     let Some(found) = FoundService::handed_over(tables, known.service) else {
         return Verdict::Drop(DropReason::TableChanged);
     };
+    let reach = found.reach(frame, tables);
+    // Pods of this machine tell what they know, as behind IP-in-IP.
+    let asked_as = if reach == ANY_BACKEND {
+        found.entry.mode
+    } else {
+        MODE_IPIP
+    };
+    let [asked_as, reach] = [asked_as, reach].map(|word| tables.opaque(word.into()));
     let (flow, begins) = (&question.flow, question.begins != 0);
-    let affinity = Affinity::of(&found.entry, flow.source(), question.reach);
+    let affinity = Affinity::of(&found.entry, flow.source(), reach);
     let walk = Walk::of(tables, known.backend, flow.protocol());
-    let walk = walk.by_mode(tables, question.asked_as as u32);
-    let walk = walk.within(question.reach as u32);
+    let walk = walk.by_mode(tables, asked_as as u32);
+    let walk = walk.within(reach as u32);
     let first = Try::first(known.detail, 0).by_mode(found.entry.mode);
     let to = |(backend, tries)| {
         tables.hand_over(HandOver {

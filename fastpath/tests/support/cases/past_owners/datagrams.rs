@@ -1,10 +1,8 @@
 //! Datagrams of slots that have had other owners: after a change they go to the newest past owner first.
 
-use std::collections::HashMap;
-
 use fastpath::clock::coarse_ns;
 use xdp_prog::{
-    abi::{BACKEND_DOWN, BACKEND_POD, Pin, Tuple},
+    abi::{BACKEND_DOWN, BACKEND_POD, Pin},
     process::Action,
     reason::{DropReason, ReplyReason, ToNodeReason},
 };
@@ -19,7 +17,7 @@ use super::{
         pods::SCTP,
         port_unreachable, v4, way,
     },
-    CURRENT, Kind, LIST, PAST, SECOND, SERVICE, keep, keep_young, kind, without_current,
+    CURRENT, Kind, LIST, PAST, SECOND, SERVICE, keep, keep_young, kind, none, without_current,
 };
 
 const KINDS: [Kind; 5] = [
@@ -52,10 +50,6 @@ pub(in super::super) fn cases() -> Vec<Case> {
         case.holds_until = case.holds_until.min(until);
     }
     cases
-}
-
-fn none() -> [HashMap<Tuple, Pin>; 2] {
-    [[].into(), [].into()]
 }
 
 /// The slot changed hands so many seconds ago.

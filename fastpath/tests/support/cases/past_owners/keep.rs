@@ -23,7 +23,7 @@ use super::{
         pods::SCTP,
         port_unreachable, reset_of_syn, v4, way,
     },
-    CURRENT, Kind, LIST, PAST, SECOND, SERVICE, keep, keep_young, kind, mark, to_node,
+    CURRENT, Kind, LIST, PAST, SECOND, SERVICE, keep, keep_young, kind, mark, none, to_node,
     without_current,
 };
 
@@ -80,10 +80,6 @@ pub(in super::super) fn cases() -> Vec<Case> {
         case.holds_until = case.holds_until.min(until);
     }
     cases
-}
-
-fn none() -> [HashMap<Tuple, Pin>; 2] {
-    [[].into(), [].into()]
 }
 
 /// The slot changed hands so many seconds ago.

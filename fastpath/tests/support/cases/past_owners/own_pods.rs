@@ -1,10 +1,8 @@
 //! Slots that have had other owners among the pods of this machine, to which another edge sends by L2 DSR.
 
-use std::collections::HashMap;
-
 use fastpath::clock::coarse_ns;
 use xdp_prog::{
-    abi::{Backend, CONFIG_NODE, EdgeMac, MAX_PAST_OWNERS, MODE_L2DSR, Pin, ServiceWord, Tuple},
+    abi::{Backend, CONFIG_NODE, EdgeMac, MAX_PAST_OWNERS, MODE_L2DSR, ServiceWord},
     reason::DropReason,
 };
 
@@ -18,7 +16,7 @@ use super::{
     },
     CURRENT, Kind, LIST, PAST, SECOND, SERVICE,
     affinity::{SEED, with_affinity},
-    keep, kind, to_node, without_current,
+    keep, kind, none, to_node, without_current,
 };
 
 /// The only owner in the table of all backends, on another machine.
@@ -50,10 +48,6 @@ pub(in super::super) fn cases() -> Vec<Case> {
         cases.extend(datagrams(kind));
     }
     cases
-}
-
-fn none() -> [HashMap<Tuple, Pin>; 2] {
-    [[].into(), [].into()]
 }
 
 /// An edge sends to this machine, whose own pods have the slot with the past.

@@ -92,6 +92,7 @@ impl Kernel {
             (map::HISTORY, size::HISTORY),
             (map::PINS, size::LRU),
             (map::PINS_YOUNG, size::LRU),
+            (map::CLIENTS, size::LRU),
             (map::BACKENDS, size::BACKENDS),
             (map::NEXTHOPS, size::NEXT_HOPS),
         ]

@@ -41,7 +41,7 @@ use crate::{
 };
 
 /// How long the programs copy frames without a renewal by the capturing process.
-const LEASE_NS: u64 = 3_000_000_000;
+const LEASE_NS: u64 = 10_000_000_000;
 /// How often that process renews.
 const RENEWAL: Duration = Duration::from_millis(500);
 

@@ -40,8 +40,8 @@ pub use proxy::{CHANGE_TIME, ProxyMode, wait_until_programmed, wait_until_synced
 
 use crate::{Namespace, Process, Result, Signal, Veth, output, route::cidr, wait_for};
 
-const READY_TIMEOUT: Duration = Duration::from_secs(120);
-const END_TIMEOUT: Duration = Duration::from_secs(30);
+const READY_TIMEOUT: Duration = Duration::from_secs(600);
+const END_TIMEOUT: Duration = Duration::from_secs(120);
 const BRIDGE: &str = "br0";
 const ETCD: &str = "http://127.0.0.1:2379";
 const ETCD_PEER: &str = "http://127.0.0.1:2380";

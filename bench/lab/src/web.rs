@@ -4,7 +4,7 @@ use std::{fmt::Write as _, net::SocketAddr, time::Duration};
 
 use crate::{Machine, Namespace, Process, Result, output, wait_for};
 
-const READY_TIMEOUT: Duration = Duration::from_secs(20);
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
 const PAGE: &str = "index.html";
 
 /// Starts nginx on a machine and waits until it answers at all addresses.

@@ -12,7 +12,7 @@ use lab::{Guideway, Namespace, Process, wait_for};
 use super::{cluster::Cluster, usage, wire::INTERFACE};
 
 /// Longer than lists and tables need on a busy machine.
-const START_LIMIT: Duration = Duration::from_secs(180);
+const START_LIMIT: Duration = Duration::from_secs(600);
 const END_LIMIT: Duration = Duration::from_secs(30);
 /// Lines of the agent's log: the last list is complete; the tables contain what was listed.
 const LISTED: &str = "every kind is listed to its end";

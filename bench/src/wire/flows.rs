@@ -27,7 +27,7 @@ use crate::{
 /// times.
 const BALANCE_FLOWS: u32 = 64;
 /// How long a system may take until all its flows have had an answer.
-const PROOF_TIMEOUT: Duration = Duration::from_secs(30);
+const PROOF_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a connection may take to be opened.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time between two probes of a proof.

@@ -12,9 +12,15 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::{Command, Output},
+    time::Duration,
 };
 
-use bench::{exit::Exit, result::Files};
+use anyhow::ensure;
+use bench::{
+    exit::Exit,
+    result::{Files, Series},
+};
+use lab::wait_for;
 
 const SCENARIO: &str = "\
 name: small
@@ -23,6 +29,9 @@ loads: [{ rate: 400, flows: 6, schedule: poisson }]
 seconds: 0.5
 rounds: 6
 ";
+
+/// How long a machine may be too busy for what it is asked.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A directory that is removed with the test.
 struct Scratch(PathBuf);
@@ -95,10 +104,19 @@ fn a_scenario_is_measured_reported_verified_and_compared() {
         scratch.path("report.html"),
     );
     fs::write(&scenario, SCENARIO).unwrap();
-    let run = bench(&["run", &scenario, "--out", &out]);
-    assert!(has_measured(&run), "{}", text(&run));
-
-    let files = Files::read(Path::new(&out)).unwrap();
+    // A busy machine may lose so many answers that there are no latencies.
+    let files = wait_for("both systems keep up", PATIENCE, || {
+        if Path::new(&out).exists() {
+            fs::remove_dir_all(&out)?;
+        }
+        let run = bench(&["run", &scenario, "--out", &out]);
+        assert!(has_measured(&run), "{}", text(&run));
+        let files = Files::read(Path::new(&out))?;
+        let keep_up = files.run.series.iter().all(Series::has_latencies);
+        ensure!(keep_up, "{}", text(&run));
+        anyhow::Ok(files)
+    })
+    .unwrap();
     assert!(!files.run.interrupted);
     let [direct, ours] = files.run.series.as_slice() else {
         panic!("{:?}", files.run.series);
@@ -114,8 +132,10 @@ fn a_scenario_is_measured_reported_verified_and_compared() {
             assert!(tally.sent > 100 && tally.sent == tally.offered, "{tally:?}");
             assert_eq!((tally.corrupt, tally.misdelivered), (0, 0));
             assert!(trial.under_way_ns.is_some() && trial.carrier_changes.is_empty());
+            // What is lost is under way until nobody waits for it.
             let of_law = |doubt: &String| doubt.contains("Little's law");
-            assert!(!trial.doubts.iter().any(of_law), "{:?}", trial.doubts);
+            let is_doubtful = tally.received == tally.sent && trial.doubts.iter().any(of_law);
+            assert!(!is_doubtful, "{:?}", trial.doubts);
             // A busy machine may lose answers.
             if !trial.is_overloaded() {
                 assert_eq!(trial.figures.lateness.count, tally.sent);

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// How long to wait for the kernel to detach a program whose last pin is gone.
-const DETACH_DEADLINE: Duration = Duration::from_secs(5);
+const DETACH_DEADLINE: Duration = Duration::from_secs(15);
 const DETACH_POLL: Duration = Duration::from_millis(5);
 
 /// The hook at which a pinned link attaches its program.

@@ -118,9 +118,12 @@ fn sampling_takes_about_its_share() {
         ..options()
     };
     let mut capture = edge.capture(&options).unwrap();
-    edge.send_many(IPIP, SENT, |sent| edge.wait_for_forwarded(sent));
-    // Sent until one is taken: what came before it has been through.
     let mut frames = Vec::new();
+    edge.send_many(IPIP, SENT, |sent| {
+        edge.wait_for_forwarded(sent);
+        frames.extend(edge.take_some(&mut capture));
+    });
+    // Sent until one is taken: what came before it has been through.
     let end = |frame: &Captured| port(frame) == Some(EMPTY);
     wait_until("a later frame is taken", TIMEOUT, || {
         edge.send(EMPTY);
@@ -301,7 +304,7 @@ impl<'lab> Edge<'lab> {
     }
 
     /// Sends datagrams; `arrive` waits for so many, now and then: queues on the way hold some hundred.
-    fn send_many(&self, port: u16, count: usize, arrive: impl Fn(usize) + Sync) {
+    fn send_many(&self, port: u16, count: usize, mut arrive: impl FnMut(usize) + Send) {
         const ON_THE_WAY: usize = 100;
         self.client.namespace().run(|| {
             let socket = UdpSocket::bind("0.0.0.0:0").unwrap();

@@ -27,7 +27,7 @@ use fastpath::{
     tables::{Addresses, BackendSpec, Protocol, ServiceKey, ServiceSpec, Settings, Tables},
 };
 use forge::{Forger, Says};
-use lab::{Machine, Offload, Topology, output, vip_v4, vip_v6, wait_until};
+use lab::{Machine, Offload, Topology, output, vip_v4, vip_v6, wait_for, wait_until};
 use xdp_prog::{
     abi::{FlowNote, PodFlow, Tuple, map},
     flow_state::HOLD_UNPROVED_NS,
@@ -237,7 +237,9 @@ fn port_goes_from_vip_to_vip_of_a_pod_without_a_challenge() {
     world.client().run(|| {
         for round in 0..ROUNDS {
             for vip in vips {
-                let mut stream = connect_from(4711, SocketAddrV4::new(vip, PORT)).unwrap();
+                // A busy machine may have the port in use for a moment after the last connection's end.
+                let connect = || connect_from(4711, SocketAddrV4::new(vip, PORT));
+                let mut stream = wait_for("the port is free", TIMEOUT, connect).unwrap();
                 assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0, "{vip}");
                 // By a RST it would answer an ACK of an older connection.
                 assert_eq!(sent_resets(), 0, "{vip}, round {round}");

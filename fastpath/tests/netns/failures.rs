@@ -36,7 +36,7 @@ const EDGE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const NODE: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 2);
 pub(crate) const PORT: u16 = 7000;
 pub(crate) const DATAGRAMS: u64 = 40;
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Number of the loopback device of any network namespace.
 const LOOPBACK: u32 = 1;
 /// A number that no device has.

@@ -35,7 +35,7 @@ use crate::{
 };
 
 /// How long nothing must come back until a trial is over.
-const QUIET: Duration = Duration::from_millis(20);
+const QUIET: Duration = Duration::from_millis(200);
 /// How long this is waited for at most.
 const PATIENCE: Duration = Duration::from_secs(10);
 

@@ -25,7 +25,7 @@ use crate::kubernetes::schema::{EndpointSlice, Node};
 use crate::kubernetes::shared_secret::{PEERS_KEY, SEED, has_peers_key, read_seed};
 
 /// Time limit of each answer.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(15);
 /// Slices of our Service read in one page. Each has up to a thousand endpoints.
 const PAGE: u32 = 100;
 

@@ -157,7 +157,7 @@ fn connections_survive_floods() {
 fn clients_far_away_connect_in_nat_mode_under_a_flood_of_handshakes() {
     const SLOW_RATE: u64 = 10_000;
     /// Of which all are late where no port is left for who comes from far away.
-    const FLOODS: usize = 3;
+    const FLOODS: usize = 10;
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let net = network::topology();
     let network = Network::start(&net);

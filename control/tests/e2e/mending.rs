@@ -331,7 +331,7 @@ fn flood_of_orphans_keeps_to_its_limits_and_keeps_nobody_out() {
     let _echoes = serve_on_pods(&net, services);
     let config = cluster_config(&net, services)
         + MEND
-        + "mend_limits: { memory_kib: 256, source_kib: 32, wait: 2s }\n";
+        + "mend_limits: { memory_kib: 256, source_kib: 32, wait: 10s }\n";
     let agents: Vec<Agent<'_>> = Agent::start_all(net.nodes().iter().chain(net.edges()), &config);
     let agent = agents.last().unwrap();
     wait_until_mending(agent);
@@ -374,7 +374,10 @@ fn flood_of_orphans_keeps_to_its_limits_and_keeps_nobody_out() {
         assert_all_arrive(&mut sender, service.service.address);
     }
     assert_ledger_adds_up(agent);
-    assert!(count(agent, "mend", "mend_timed_out") > 0);
+    wait_until("the rest has waited in vain", TIMEOUT, || {
+        count(agent, "mend", "mend_timed_out") > 0
+    })
+    .unwrap();
     assert!(agent.page(&["status"]).contains("mend: "));
     assert!(agent.get("/metrics").contains("guideway_mend_held_bytes"));
 }

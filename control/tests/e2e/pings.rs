@@ -19,7 +19,7 @@ fn large_pings_of_a_vip_are_answered_by_the_same_bytes() {
     for vip in [IpAddr::from(vip_v4(1)), vip_v6(1).into()] {
         for size in [4000, 60_000] {
             let mut ping = client.namespace().command("ping");
-            ping.args(["-c", &PINGS.to_string(), "-i", "0.2", "-W", "20"]);
+            ping.args(["-c", &PINGS.to_string(), "-i", "1", "-W", "20"]);
             ping.args(["-s", &size.to_string(), &vip.to_string()]);
             let told = output(&mut ping).unwrap();
             assert!(told.contains(&format!("{PINGS} received")), "{told}");
@@ -45,7 +45,7 @@ fn pings_with_options_are_answered_by_a_vip_that_enters_itself() {
     let vip = vip_v4(1).to_string();
     let ping = |options: &[&str]| {
         let mut ping = client.namespace().command("ping");
-        ping.args(["-n", "-c", &PINGS.to_string(), "-i", "0.2", "-W", "20"]);
+        ping.args(["-n", "-c", &PINGS.to_string(), "-i", "1", "-W", "20"]);
         let told = output(ping.args(options).arg(&vip)).unwrap();
         assert!(told.contains(&format!("{PINGS} received")), "{told}");
         told

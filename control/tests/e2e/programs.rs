@@ -202,7 +202,7 @@ fn ping_is_answered_by_the_vip() {
     let capture = Capture::start(client);
     for service in &services {
         let vip = service.service.address.ip();
-        let line = format!("ping -c 5 -i 0.05 -W 20 -s 1000 {vip}");
+        let line = format!("ping -c 5 -i 1 -W 20 -s 1000 {vip}");
         let report = output(&mut command(client, &line)).unwrap();
         assert!(report.contains("5 received, 0% packet loss"), "{report}");
     }

@@ -13,7 +13,7 @@ use crate::support::guideway;
 use crate::world::{self, World};
 
 /// A handover, the writes of both edges, and the controller's pause.
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Waits until every address of `web` is announced, by edges that will do. Returns the edge of each address.
 fn announcers(

@@ -144,7 +144,7 @@ fn start_controller(control: &ControlPlane) -> Controller {
     let mut command = control.machine().command(env!("CARGO_BIN_EXE_guideway"));
     let kubeconfig = Path::new(Namespace::FILES).join("kubeconfig");
     command.args(["controller", "--namespace", objects::SYSTEM]);
-    command.args(["--lease-duration", "2"]);
+    command.args(["--lease-duration", "6"]);
     Controller(Process::spawn(command.env("KUBECONFIG", kubeconfig)).unwrap())
 }
 

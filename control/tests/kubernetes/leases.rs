@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use crate::support::{Flow, Protocol, Service, Traffic, guideway};
 use crate::world::{self, World, at};
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(300);
 /// From the loss of an edge to the announcements of the others.
 const FAILOVER: Duration = Duration::from_secs(3);
 /// How often an agent's loop runs.

@@ -13,9 +13,9 @@ use crate::objects::{self, SYSTEM, TARGET_PORT};
 use crate::outcome::{self, Outcome};
 use crate::support::{Echo, Flow, Mode, Protocol, Service, guideway};
 
-/// Longer than a watch takes to begin anew after an outage, on a busy machine: the longest pause is 30 s, and up to as
-/// much again at random.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+/// Longer than agents take to begin, ten of them at once on a busy machine, and than a watch takes to begin anew after an
+/// outage.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
 /// How long a flow waits for its answer before it is opened again.
 const FLOW_PATIENCE: Duration = Duration::from_millis(500);
 

@@ -23,7 +23,7 @@ const PATIENT: &str = "mend_limits: { next_hop_wait: 30s }\n";
 /// When the kernel sends a SYN again (RFC 6298).
 const SYN_AGAIN: Duration = Duration::from_secs(1);
 /// How often connections are tried while the machine is so slow that they may wait for their second SYN.
-const ATTEMPTS: usize = 20;
+const ATTEMPTS: usize = 100;
 
 /// A node, and the edge whose neighbour it is.
 struct Neighbours<'net> {
@@ -159,7 +159,7 @@ fn assert_all_connect(
         let before = sent_again();
         let started = Instant::now();
         thread::scope(|scope| {
-            let open = |service| move || Flow::open(client, service).unwrap();
+            let open = |service| move || Flow::open_within(client, service, TIMEOUT).unwrap();
             let flows: Vec<_> = services.iter().map(|one| scope.spawn(open(one))).collect();
             // As long as none has come a second time.
             wait_until("the SYNs are held", TIMEOUT, || {

@@ -33,8 +33,8 @@ pub(crate) use quiet::Quiet;
 pub(crate) use service::{Mode, Protocol, Service, edge_config, node_config};
 pub(crate) use watch::{Traffic, Watched};
 
-/// Longer than anything takes that is going to happen at all.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+/// Longer than anything takes that is going to happen at all, however busy the machine is.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The number in a variable of the environment, such as one that `make soak` sets, if somebody has set it.
 pub(crate) fn number(variable: &str) -> Option<u64> {

@@ -61,7 +61,7 @@ fn a_pool_is_not_made_smaller_than_its_use() {
 #[test]
 fn a_deleted_pool_stays_while_its_addresses_are_in_use() {
     let cluster = Cluster::start();
-    let mut first = cluster.controller(&["--lease-duration", "4"]);
+    let mut first = cluster.controller(&["--lease-duration", "15"]);
     cluster.apply(&pool("public", &["192.0.2.0/28"]));
     cluster.patch(
         "lbpool",
@@ -88,7 +88,7 @@ fn a_deleted_pool_stays_while_its_addresses_are_in_use() {
     // The next controller goes on as this one.
     first.signal(Signal::SIGKILL).unwrap();
     first.wait(PATIENCE).unwrap();
-    let mut second = cluster.controller(&["--lease-duration", "4"]);
+    let mut second = cluster.controller(&["--lease-duration", "15"]);
     second.wait_for_line("leads=true", PATIENCE).unwrap();
     cluster.apply(&pool("next", &["203.0.113.0/28"]));
     cluster.apply(&service("other", ""));
@@ -135,7 +135,7 @@ fn a_pool_with_the_same_addresses_takes_over_from_a_deleted_one() {
 #[test]
 fn a_pool_deleted_while_no_controller_runs_waits_for_one() {
     let cluster = Cluster::start();
-    let controller = cluster.controller(&["--lease-duration", "4"]);
+    let controller = cluster.controller(&["--lease-duration", "15"]);
     cluster.apply(&pool("public", &["192.0.2.0/28"]));
     cluster.apply(&service("web", ""));
     assert_eq!(cluster.addresses("web", 1), ["192.0.2.0"]);
@@ -144,7 +144,7 @@ fn a_pool_deleted_while_no_controller_runs_waits_for_one() {
     cluster.kubectl(&["delete", "service", "web"]);
     let terminating = cluster.get("lbpool", "public");
     assert!(terminating["metadata"]["deletionTimestamp"].is_string());
-    let controller = cluster.controller(&["--lease-duration", "4"]);
+    let controller = cluster.controller(&["--lease-duration", "15"]);
     cluster.is_gone("lbpool/public");
 
     // With the definition it goes as the documentation says.

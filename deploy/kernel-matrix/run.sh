@@ -368,8 +368,8 @@ else
     default_payloads
 fi
 machines=
+cpus=${GUIDEWAY_MATRIX_CPUS:-1}
 for kernel in $kernels; do
-    cpus=${GUIDEWAY_MATRIX_CPUS:-1}
     if [ -n "$newest" ] && [ "$kernel" = "${kernels##* }" ]; then
         # pktgen has a thread for each CPU. (With two and such a clock, Linux 6.1 does not boot.)
         cpus=2
@@ -384,7 +384,6 @@ for kernel in $kernels; do
     fi
 done
 if [ -n "$oldest" ]; then
-    cpus=1
     kernel "${MATRIX_WHOLE_EDGE_KERNEL%%:*}" "${MATRIX_WHOLE_EDGE_KERNEL##*:}"
     start "${kernel##*/}" "$kernel" "$oldest"
 fi

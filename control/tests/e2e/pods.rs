@@ -56,7 +56,7 @@ fn every_pod_answers(net: &Topology, mode: Mode) {
         wait_for("replies pass by the edge", TIMEOUT, || {
             let before = Sent::now(client, edge);
             assert_eq!(flow.ask_with(&bytes).unwrap(), flow.node, "{service}");
-            before.have_replies_passed_by(client, edge, bytes.len())
+            before.check_that_replies_passed_by(client, edge, bytes.len())
         })
         .unwrap();
     }
@@ -99,7 +99,7 @@ impl Sent {
     }
 
     /// Tells what has entered the edge if it is more than what the client has sent.
-    fn have_replies_passed_by(
+    fn check_that_replies_passed_by(
         self,
         client: &Machine,
         edge: &Machine,

@@ -182,7 +182,8 @@ fn crashed_pod_is_left_out_in_time(rollout: &Rollout<'_>) {
     });
     eprintln!("flows fail so long after a crash by agents and by kube-proxy: {last:?}");
     let late = last[0].saturating_sub(last[1].max(SYNC_PERIOD));
-    assert!(late.is_zero() || late <= since.waited(), "{last:?}");
+    let excused = || since.waited().min(SYNC_PERIOD * 10);
+    assert!(late.is_zero() || late <= excused(), "{last:?}");
     rollout.kubectl(&["delete", "pod", &pod, "--force", "--grace-period=0"]);
     let is_gone = || !rollout.orders.running().contains_key(&pod);
     wait_until("the Pod is gone", PATIENCE, is_gone).unwrap();

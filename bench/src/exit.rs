@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, process::ExitCode};
 
 use crate::{
-    host::{FewCores, Hindrance},
+    host::{CoreTakenAway, FewCores, Hindrance},
     load::pktgen::PktgenError,
     preflight::{Noisy, Unable},
     report::wrong_packets,
@@ -92,7 +92,7 @@ impl Exit {
                 "wrong packets: answers were damaged, or came from another backend than their flow's"
             }
             Self::Noisy => {
-                "noisy machine: other work took more of the core than `--max-noise` allows"
+                "noisy machine: other work took more of the core than `--max-noise` allows, or a hypervisor took it"
             }
             Self::SlowGenerator => {
                 "slow generator: less than 99 % of what was offered to the direct wire was sent"
@@ -165,7 +165,7 @@ impl Exit {
                 Some(Self::Unable)
             } else if cause.is::<OfAnotherRun>() {
                 Some(Self::Usage)
-            } else if cause.is::<Noisy>() {
+            } else if cause.is::<Noisy>() || cause.is::<CoreTakenAway>() {
                 Some(Self::Noisy)
             } else if cause.is::<LinkDown>() {
                 Some(Self::LinkDown)
@@ -277,6 +277,7 @@ mod tests {
             (unable(Exit::NoRights), Exit::NoRights),
             (anyhow!(OfAnotherRun(String::new())), Exit::Usage),
             (anyhow!(Noisy { lost: 0.5 }), Exit::Noisy),
+            (anyhow!(CoreTakenAway { core: 1, tries: 5 }), Exit::Noisy),
             (anyhow!(LinkDown("edge0: eth0".to_owned())), Exit::LinkDown),
             (anyhow!(no_xdp), Exit::NoNativeXdp),
             (anyhow!(PktgenError::Missing), Exit::NoPktgen),

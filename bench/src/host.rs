@@ -193,6 +193,18 @@ pub struct FewCores {
     pub found: usize,
 }
 
+/// A hypervisor ran others on the core of each trial, however often it was repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a hypervisor took CPU {core} away in each of {tries} trials: rates need a core of their own"
+)]
+pub struct CoreTakenAway {
+    /// The CPU.
+    pub core: usize,
+    /// Trials.
+    pub tries: u32,
+}
+
 /// Returns a core for each of so many threads: the last ones that the calling thread may use, the very last first.
 ///
 /// # Errors

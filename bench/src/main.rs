@@ -82,12 +82,13 @@ const OF_BARS: [Exit; 8] = [
 ];
 
 /// How the datapath's measurements may end.
-const OF_DATAPATH: [Exit; 9] = [
+const OF_DATAPATH: [Exit; 10] = [
     Exit::Success,
     Exit::Failed,
     Exit::Usage,
     Exit::Worse,
     Exit::Inconclusive,
+    Exit::Noisy,
     Exit::Settings,
     Exit::NoRights,
     Exit::NoNativeXdp,

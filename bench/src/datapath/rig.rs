@@ -49,7 +49,7 @@ use super::{
     paths,
     tables::{self, KNOWN_FLOWS},
 };
-use crate::host;
+use crate::host::{self, CoreTakenAway};
 
 /// A veth pair with the sink at the near end and a program under test at the far one.
 #[derive(Clone, Debug)]
@@ -247,10 +247,10 @@ impl Rig {
                 return Ok(f64::from(frames) / trial.seconds);
             }
         }
-        bail!(
-            "a hypervisor took CPU {} away in each of {TRIES} trials: rates need a core of their own",
-            self.core
-        )
+        bail!(CoreTakenAway {
+            core: self.core,
+            tries: TRIES,
+        })
     }
 
     /// Measures the mean time per run of a system's program in nanoseconds, with the overhead of timing.

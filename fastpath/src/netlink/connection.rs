@@ -235,7 +235,10 @@ fn is_last(
         NLMSG_DONE => end_of_list(message.payload).map(|()| true),
         _ => {
             each(message);
-            let goes_on = message.flags & NLM_F_MULTI != 0 || request.flags & NLM_F_ACK != 0;
+            // The family `netdev` does not mark the entries of its lists as parts.
+            let is_list = request.flags & NLM_F_DUMP == NLM_F_DUMP;
+            let is_part = message.flags & NLM_F_MULTI != 0;
+            let goes_on = is_list || is_part || request.flags & NLM_F_ACK != 0;
             Ok(!goes_on)
         }
     }

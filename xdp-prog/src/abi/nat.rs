@@ -5,7 +5,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
 use super::check::mix;
-use super::{AddressKey, Tuple, age, plain_data};
+use super::{AddressKey, HOP_CARRIED, Tuple, age, plain_data};
 use crate::words::{join_u16, join_u32, split_u32, split_u64};
 
 plain_data! {
@@ -166,7 +166,8 @@ impl NatForward {
 #[repr(C)]
 pub struct NatReverse {
     check: u32,
-    /// Device by which the client's packets come in and the replies leave.
+    /// Device by which the client's packets come in and the replies leave, as [`NextHop::ifindex`](super::NextHop::ifindex)
+    /// has it.
     pub ifindex: u32,
     /// The mark of [`NatForward`] when a packet of the backend last changed it. In a half-open flow its time follows
     /// the forward entry's, because the search for ports reads only this one.
@@ -362,12 +363,12 @@ impl NatLink {
         Self::new(self.macs(), self.vlan(), mtu)
     }
 
-    /// Returns a number that tells this link on this device from others, whatever their MTU.
+    /// Returns a number that tells this link on this device from others, whatever their MTU and whoever sends by them.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "takes the low bits")]
     pub const fn fingerprint(self, ifindex: u32) -> u16 {
         let link = self.with_mtu(0);
-        (mix(mix(link.0[0]) ^ link.0[1] ^ (ifindex as u64) << 16) >> 16) as u16
+        (mix(mix(link.0[0]) ^ link.0[1] ^ ((ifindex & !HOP_CARRIED) as u64) << 16) >> 16) as u16
     }
 }
 

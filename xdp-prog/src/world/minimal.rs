@@ -102,6 +102,10 @@ impl<T: MinimalWorld> NatFlows for T {
         None
     }
 
+    fn device_word(&self, ifindex: u32) -> u32 {
+        ifindex
+    }
+
     fn keep(&self, _: Translation) -> Option<&Translation> {
         None
     }

@@ -59,6 +59,8 @@ pub trait NatFlows: Clock {
     fn taken(&self) -> Option<&Taken>;
     /// Returns the MTU of a device in bytes.
     fn device_mtu(&self, ifindex: u32) -> Option<u16>;
+    /// Returns a device's index as [`NextHop::ifindex`](crate::abi::NextHop::ifindex) has it.
+    fn device_word(&self, ifindex: u32) -> u32;
     /// Stores a translation for as long as the packet is processed.
     fn keep(&self, translation: Translation) -> Option<&Translation>;
 }
@@ -68,7 +70,7 @@ pub trait NatFlows: Clock {
 pub struct Origin {
     /// Beginning of the frames to the client.
     pub link: NatLink,
-    /// Interface index of the device.
+    /// Interface index of the device, as [`NextHop::ifindex`](crate::abi::NextHop::ifindex) has it.
     pub ifindex: u32,
 }
 

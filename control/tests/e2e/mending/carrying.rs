@@ -1,14 +1,16 @@
 //! An edge whose next hops lie behind a bridge, which takes no frames from XDP.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use lab::{Machine, Signal, Topology, output, wait_until};
+use lab::{Machine, Signal, Topology, output, serve_page, vip_v4, vip_v6, wait_until};
 use serde_json::Value;
 
 use super::{MEND, SHORT, count, wait_until_mending};
 use crate::support::{
-    Agent, Cluster, Flow, Mode, PodService, Service, TIMEOUT, cluster_config, serve_on_pods,
+    Agent, Cluster, Flow, Mode, PodService, Protocol, Service, TIMEOUT, cluster_config, nat_config,
+    serve_on_pods,
 };
+use crate::uplinks::{lay_cable, second, with_second_uplink};
 
 const FLOWS: usize = 8;
 const ROUNDS: usize = 50;
@@ -142,4 +144,41 @@ fn edge_whose_way_to_the_nodes_is_a_bridge_serves_without_loss() {
     is_carrying(&agent);
     let asked = ask_much(&net, &services);
     assert!(carried(&agent) >= asked);
+}
+
+/// Gets the page of a VIP, within so many seconds.
+fn page_of(client: &Machine, vip: SocketAddr, seconds: &str) -> Result<String, String> {
+    let mut curl = client.namespace().command("curl");
+    let page = output(curl.args(["-sSf", "-m", seconds, &format!("http://{vip}/")]));
+    page.map_err(|error| error.to_string())
+}
+
+/// The packets of clients come in by one uplink, and the replies by another one.
+#[test]
+fn replies_by_nat_leave_by_an_uplink_that_takes_no_frames() {
+    const PAGE: usize = 200_000;
+    let net = Topology::builder().nodes(1).build().unwrap();
+    let (client, edge, host) = (&net.clients()[0], &net.edges()[0], &net.nodes()[0]);
+    let [_near, far] = lay_cable(edge.namespace(), (host.namespace(), "eth1"));
+    far.attach_pass().unwrap();
+    net.far_end(edge).unwrap().detach_xdp().unwrap();
+    let vips = [IpAddr::from(vip_v4(1)), vip_v6(1).into()].map(|vip| SocketAddr::new(vip, 80));
+    let hosts = second(2).map(|host| SocketAddr::new(host, 8080));
+    let page = "x".repeat(PAGE);
+    let _server = serve_page(host, &hosts, &page).unwrap();
+    let services = vips.into_iter().zip(hosts);
+    let config = with_second_uplink(&nat_config(&[Protocol::Tcp], services));
+    let agent = Agent::start(edge, &config);
+    for vip in vips {
+        assert!(page_of(client, vip, "1").is_err(), "{vip}");
+    }
+
+    agent.write_config(&(config + MEND));
+    wait_until_mending(&agent);
+    for vip in vips {
+        let got = page_of(client, vip, "60").unwrap();
+        assert!(got == page, "{vip}: {} bytes", got.len());
+    }
+    let segments = 2 * PAGE as u64 / 1500;
+    assert!(carried(&agent) > segments);
 }

@@ -81,6 +81,15 @@ fn list_that_changed_while_it_was_told_is_asked_for_again() {
 }
 
 #[test]
+fn list_whose_entries_are_not_marked_as_parts_is_read_to_its_end() {
+    let bare = |body| (ENTRY, 0, vec![body; 4]);
+    let answer = vec![vec![bare(1)], vec![bare(2), bare(3)], vec![done(0, 0)]];
+    let request = Request::new(18, NLM_F_DUMP, &[0u8; 4]);
+    let told = connected(vec![answer]).ask(request).unwrap();
+    assert_eq!(told, [vec![1; 4], vec![2; 4], vec![3; 4]]);
+}
+
+#[test]
 fn list_that_never_keeps_still_is_an_error() {
     let torn = vec![vec![entry(NLM_F_DUMP_INTR, 1)], vec![done(0, 0)]];
     let tries = usize::try_from(DUMP_TRIES).unwrap();

@@ -8,12 +8,12 @@ use std::{
 
 use fastpath::clock::coarse_ns;
 use xdp_prog::{
-    abi::{NatBegun, NatCount, NatForward, NatMark, NatReverse, Tuple},
+    abi::{HOP_CARRIED, NatBegun, NatCount, NatForward, NatMark, NatReverse, Tuple},
     wire::protocol::TCP,
     world::{Inserted, NatFlows, NatState, Origin, Taken, Translation},
 };
 
-use super::{ModelTables, size};
+use super::{super::routes, ModelTables, size};
 
 /// Contents of the two tables, and the flows that each service is said to have.
 #[derive(Clone, Debug)]
@@ -190,6 +190,14 @@ impl NatFlows for ModelTables<'_> {
 
     fn device_mtu(&self, _: u32) -> Option<u16> {
         Some(DEVICE_MTU)
+    }
+
+    fn device_word(&self, ifindex: u32) -> u32 {
+        let words = routes::VLANS.map(|(_, below, _)| below);
+        let word = words
+            .into_iter()
+            .find(|below| below & !HOP_CARRIED == ifindex);
+        word.unwrap_or(ifindex)
     }
 
     fn keep(&self, translation: Translation) -> Option<&Translation> {

@@ -6,7 +6,7 @@ use super::{
     fate,
     lifetime::forget,
     share,
-    to_backend::{is_by_nat, origin, reply_key, way},
+    to_backend::{for_replies, is_by_nat, origin, reply_key, way},
 };
 use crate::{
     abi::{
@@ -137,17 +137,13 @@ fn begin<'t, T: World>(
     if tables.see_nat_forward(&arrived.key, |_| None).is_some() {
         forget(tables, &arrived.key, None, now);
     }
-    let mtu = tables.device_mtu(origin.ifindex).unwrap_or(0);
     let new = New {
         key: &opaque_tuple(tables, &arrived.key),
         service: arrived.service,
         id: chosen.id,
         backend: chosen.backend,
         address: opaque_address(tables, way.address),
-        origin: &Origin {
-            link: origin.link.with_mtu(mtu),
-            ..*origin
-        },
+        origin: &for_replies(tables, origin),
         now,
     };
     reserve(tables, &new, chosen.hash, has_room)?;

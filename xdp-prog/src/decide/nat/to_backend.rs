@@ -46,6 +46,16 @@ pub(super) fn origin<F: Frame>(frame: &F, link: &Link, ingress: u32) -> Option<O
     })
 }
 
+/// Returns an origin with what replies need: the device's MTU, and whether it takes frames from XDP.
+#[inline(always)]
+pub(super) fn for_replies<T: NatFlows>(tables: &T, origin: &Origin) -> Origin {
+    let mtu = tables.device_mtu(origin.ifindex).unwrap_or(0);
+    Origin {
+        link: origin.link.with_mtu(mtu),
+        ifindex: tables.device_word(origin.ifindex),
+    }
+}
+
 /// Returns the beginning of frames to this frame's sender; `None` with tags other than one of 802.1Q.
 #[inline(always)]
 pub(super) fn way_back<F: Frame>(frame: &F, link: &Link) -> Option<NatLink> {
@@ -90,12 +100,7 @@ pub(super) fn to_backend<'t, T: World>(
         return Verdict::Drop(DropReason::NatUnknownFlow);
     }
     if entry.fingerprint() != origin.fingerprint() && !tables.is_mended() {
-        let mtu = tables.device_mtu(origin.ifindex).unwrap_or(0);
-        let client = Origin {
-            link: origin.link.with_mtu(mtu),
-            ..*origin
-        };
-        tables.move_nat_client(key, &reply, &client);
+        tables.move_nat_client(key, &reply, &for_replies(tables, origin));
     }
     if let Some(answer) = arrived.obstacle(way.hop.mtu) {
         return Verdict::Answer(answer);

@@ -6,7 +6,7 @@ use std::{
 };
 
 use xdp_prog::{
-    abi::{NatBegun, NatCount, NatForward, NatMark, NatReverse, Tuple},
+    abi::{HOP_CARRIED, NatBegun, NatCount, NatForward, NatMark, NatReverse, Tuple},
     world::{Inserted, NatFlows, NatState, Origin, Taken, Translation},
 };
 
@@ -113,6 +113,16 @@ impl NatFlows for ReadOnly<'_> {
     fn device_mtu(&self, ifindex: u32) -> Option<u16> {
         let mtu = *facts::mtus().ok()?.get(&facts::device_name(ifindex)?)?;
         Some(u16::try_from(mtu).unwrap_or(u16::MAX))
+    }
+
+    fn device_word(&self, ifindex: u32) -> u32 {
+        let link = self.tables.vlans.held().get(&ifindex);
+        let below = link.map_or(ifindex, |link| link.parts().0);
+        if below & !HOP_CARRIED == ifindex {
+            below
+        } else {
+            ifindex
+        }
     }
 
     fn keep(&self, translation: Translation) -> Option<&Translation> {

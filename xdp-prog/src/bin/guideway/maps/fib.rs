@@ -7,7 +7,9 @@ use aya_ebpf::{
     macros::btf_map,
     programs::XdpContext,
 };
-use xdp_prog::abi::{AddressKey, BACKEND_V4, Backend, HOP_GATEWAY, NextHop, TaggedLink, size};
+use xdp_prog::abi::{
+    AddressKey, BACKEND_V4, Backend, HOP_CARRIED, HOP_GATEWAY, NextHop, TaggedLink, size,
+};
 
 use super::{NO_PREALLOC, read_once};
 
@@ -58,6 +60,19 @@ pub(super) fn device(
     let is_found = found == i64::from(BPF_FIB_LKUP_RET_SUCCESS)
         || found == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH);
     is_found.then_some(params.ifindex)
+}
+
+/// See [`NatFlows::device_word`](xdp_prog::world::NatFlows::device_word).
+#[inline(always)]
+pub(super) fn device_word(ifindex: u32) -> u32 {
+    // SAFETY: as in `fib_lookup`.
+    let link = unsafe { VLANS.get(ifindex) }.map_or(TaggedLink::new(ifindex, 0), read_once);
+    let (below, _) = link.parts();
+    if below & !HOP_CARRIED == ifindex {
+        below
+    } else {
+        ifindex
+    }
 }
 
 const AF_INET: u8 = 2;

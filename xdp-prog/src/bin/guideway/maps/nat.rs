@@ -13,7 +13,7 @@ use xdp_prog::{
 use zerocopy::transmute;
 
 use super::{
-    XdpMaps, cpu::coarse_clock, exchange, inserted, read_backwards, read_once, write_once,
+    XdpMaps, cpu::coarse_clock, exchange, fib, inserted, read_backwards, read_once, write_once,
 };
 
 #[btf_map]
@@ -229,6 +229,11 @@ impl NatFlows for XdpMaps<'_> {
             return None;
         }
         Some(u16::try_from(mtu).unwrap_or(u16::MAX))
+    }
+
+    #[inline(always)]
+    fn device_word(&self, ifindex: u32) -> u32 {
+        fib::device_word(ifindex)
     }
 
     #[inline(always)]

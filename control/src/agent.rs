@@ -30,6 +30,7 @@ mod path_mtus;
 mod peers;
 mod periodic_work;
 mod pod_devices;
+mod pod_namespaces;
 mod problems;
 mod programmed;
 mod reload;
@@ -60,6 +61,7 @@ use self::path_mtus::PathMtus;
 use self::peers::Peering;
 use self::periodic_work::PeriodicWork;
 use self::pod_devices::PodDevices;
+use self::pod_namespaces::PodNamespaces;
 pub(crate) use self::problems::{Item, Problems};
 use self::programmed::Programmed;
 use self::reload::ConfigFile;
@@ -96,6 +98,7 @@ pub struct Agent {
     next_hops: NextHops,
     path_mtus: PathMtus,
     pod_devices: PodDevices,
+    pod_namespaces: PodNamespaces,
     departed_pods: DepartedPods,
 
     /// Totals of the services that the configuration asks for, including backends that health checks left out.
@@ -244,6 +247,7 @@ impl Agent {
         let wanted = self.config.desired.interfaces.keys();
         let may_attach = self.attachments.look_for_unattached(wanted) || lost;
         let moved = self.look_for_pod_devices();
+        self.follow_pod_namespaces();
         self.mending.forget_queues();
         let gone = self.departed_pods.has_lost_device();
         if self.machine == before && !found && !may_attach && !moved && !gone {
@@ -333,6 +337,14 @@ impl Agent {
     fn look_for_pod_devices(&mut self) -> bool {
         let pods = self.totals.own_pods();
         self.pod_devices.look(pods, &mut self.next_hops)
+    }
+
+    /// Tells the programs in which network namespaces this machine's pods are.
+    fn follow_pod_namespaces(&mut self) {
+        let pods = &self.totals.own_pods() | &self.tables.own_pod_addresses();
+        let own = &self.machine.addresses;
+        self.pod_namespaces.follow(pods, own, &mut self.next_hops);
+        self.tables.set_pod_namespaces(self.pod_namespaces.by_pod());
     }
 
     /// Lists the configured interfaces, and how the program is attached to each. An entry that no device matches is

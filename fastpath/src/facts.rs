@@ -30,7 +30,9 @@ pub use interface::{
 pub(crate) use interface::{link, links, redirect_targets};
 pub use kernel::{Bpffs, Jit, Kernel, KernelVersion, Lockdown, Softirq, bpffs, has_af_xdp, kernel};
 pub use masquerade::masquerades;
-pub use pods::{PodAddresses, has_device, pod_addresses};
+pub use pods::{
+    Cables, PodAddresses, addresses_behind, has_device, namespace_cables, pod_addresses,
+};
 pub use process::{Capability, Process, process};
 pub use settings::{
     LocalPorts, NeighbourTable, ReversePathFilter, forwards, local_ports, neighbour_table,

@@ -40,6 +40,7 @@ pub(crate) use self::unresolved::Unresolved;
 pub use self::{
     announce::AnnouncedElsewhere,
     arena::{Arena, ArenaFill, Run},
+    backends::PodNamespace,
     contents::{Contents, DroppedOwners, InstalledBackend, InstalledService, Specs},
     counters::{Counters, ReasonCount},
     error::TableError,
@@ -203,6 +204,8 @@ pub struct Tables {
     current_config: Config,
     /// Nodes that are known to be unreachable.
     unreachable: BTreeSet<IpAddr>,
+    /// The network namespaces of this machine's pods, by the pods' addresses.
+    pod_namespaces: BTreeMap<IpAddr, PodNamespace>,
     /// The contents of `VIPS`.
     known_addresses: Arc<Addresses>,
     arena: Arena,
@@ -292,6 +295,7 @@ impl Tables {
             settings: Settings::default(),
             current_config: Config::default(),
             unreachable: BTreeSet::new(),
+            pod_namespaces: BTreeMap::new(),
             known_addresses: Arc::default(),
             arena: Arena::new(lut.length()),
             service_ids: Ids::new(service.length()),

@@ -184,6 +184,7 @@ fn on_host(case: &Case, faults: &mut Vec<String>) {
     for frame in &case.earlier {
         host::run(&tables, frame, case.headroom);
     }
+    tables.lose_socket();
     let outcome = host::run(&tables, &case.input, case.headroom);
     let mut counts = Counts::default();
     counts.add(&outcome.events);
@@ -206,6 +207,7 @@ fn in_kernel(kernel: &mut Kernel, case: &Case, faults: &mut Vec<String>) -> anyh
     for frame in &case.earlier {
         kernel.run(frame)?;
     }
+    kernel.lose_socket(&case.tables)?;
     let before = kernel.counts();
     match (case.kernel, kernel.run(&case.input)) {
         (InKernel::Refuses, Err(error)) if error.raw_os_error() == Some(libc::EINVAL) => {}
@@ -251,6 +253,7 @@ fn as_mended(kernel: &mut Kernel, case: &Case, faults: &mut Vec<String>) -> anyh
     for frame in &case.earlier {
         kernel.run(frame)?;
     }
+    kernel.lose_socket(&case.tables)?;
     let before = kernel.counts();
     let (action, bytes) = kernel.run_mended(&case.input)?;
     if action != kernel::action_code(case.action) {

@@ -138,7 +138,7 @@ impl Engine for Kernel {
     }
 
     fn install(&mut self, tables: &TableSet) -> anyhow::Result<()> {
-        Ok(self.install(tables)?)
+        self.install(tables)
     }
 
     fn run(&mut self, input: &[u8]) -> anyhow::Result<(u32, Vec<u8>)> {

@@ -6,8 +6,8 @@
 //! Tables are in use while they change. These rules keep every packet safe:
 //!
 //! * An entry of `BACKENDS` or `NEXTHOPS` is written before anything names it, and does not change after that. Only
-//!   [`Backend::next_hop`], [`Backend::flags`], [`Backend::owner`] and [`Backend::takes_new`] are replaced, each by one
-//!   store.
+//!   [`Backend::next_hop`], [`Backend::flags`], [`Backend::owner`], [`Backend::takes_new`] and [`Backend::namespace`] are
+//!   replaced, each by one store.
 //! * `LUT` slots are replaced one by one, each by one store. A service's whole run is replaced by one store of its
 //!   [`ServiceWord`].
 //! * An id or run that nothing names any more is reused only after an RCU grace period. So a packet in flight never
@@ -49,7 +49,7 @@ pub use self::address::{AddressKey, EdgeMac, EdgePrefix, SourcePrefix};
 pub use self::announce::{ANNOUNCE_NS, Claim, is_announcing};
 pub use self::backend::{
     BACKEND_DOWN, BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, BACKEND_V6, Backend,
-    HOP_CARRIED, HOP_GATEWAY, NextHop,
+    HOP_CARRIED, HOP_GATEWAY, NAMESPACE_OWN, NAMESPACE_UNKNOWN, NextHop,
 };
 pub use self::client::{Client, ClientBackend};
 pub use self::continuity::{CONTINUITY, MapContinuity, MapGroup, layout_of};

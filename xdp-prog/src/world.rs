@@ -11,6 +11,7 @@ mod minimal;
 mod nat;
 mod pins;
 mod relay;
+mod sockets;
 mod tables;
 mod user_space;
 
@@ -24,6 +25,7 @@ pub use self::{
     nat::{NatFlows, NatState, Origin, Taken, Translation},
     pins::{PinTable, Pins},
     relay::Relay,
+    sockets::{SocketState, Sockets},
     tables::Tables,
     user_space::{BetweenStages, InUserSpace},
 };
@@ -45,6 +47,7 @@ pub trait World:
     + Paths
     + Pins
     + Clients
+    + Sockets
 {
 }
 

@@ -120,7 +120,7 @@ impl DepartedPods {
         for departed in self.pods.values_mut() {
             departed.retain(|pod, departed| {
                 let is_kept = departed.is_kept(pod, there, now);
-                departed.note_devices(devices_of(pod, there));
+                departed.note_devices(devices_of(pod, there).as_ref());
                 is_kept
             });
         }
@@ -173,13 +173,15 @@ impl Departed {
             let known = self.devices.as_ref();
             known.is_none_or(|known| !known.is_disjoint(devices))
         };
-        devices_of(pod, there).is_some_and(is_same)
+        devices_of(pod, there).as_ref().is_some_and(is_same)
             && now.saturating_duration_since(self.since) < KEPT
     }
 }
 
-fn devices_of<'a>(pod: &BackendKey, there: &'a PodAddresses) -> Option<&'a BTreeSet<u32>> {
-    there.get(&pod.pod?.ip())
+/// Returns the devices that lead to a pod's address.
+fn devices_of(pod: &BackendKey, there: &PodAddresses) -> Option<BTreeSet<u32>> {
+    let namespaces = there.get(&pod.pod?.ip())?;
+    Some(namespaces.values().flatten().copied().collect())
 }
 
 /// Returns the addresses of pods here; `None` if the kernel does not tell.
@@ -230,12 +232,12 @@ services:
         pods.map(text).collect()
     }
 
-    /// Pods' addresses, each with the index of a device.
+    /// Pods' addresses, each with the index of a device, and a namespace of its own.
     fn addresses(pods: &[([u8; 4], u32)]) -> PodAddresses {
         let mut there = PodAddresses::new();
         for (address, device) in pods {
-            let devices = there.entry((*address).into()).or_default();
-            devices.insert(*device);
+            let namespaces = there.entry((*address).into()).or_default();
+            namespaces.insert(*device, [*device].into());
         }
         there
     }

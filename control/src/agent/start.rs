@@ -27,6 +27,7 @@ use super::path_mtus::PathMtus;
 use super::peers::Peering;
 use super::periodic_work::PeriodicWork;
 use super::pod_devices::PodDevices;
+use super::pod_namespaces::PodNamespaces;
 use super::problems::Problems;
 use super::programmed::Programmed;
 use super::reload::ConfigFile;
@@ -174,6 +175,7 @@ impl Agent {
             next_hops: NextHops::new()?,
             path_mtus: PathMtus::new(now),
             pod_devices: PodDevices::default(),
+            pod_namespaces: PodNamespaces::default(),
             departed_pods: DepartedPods::default(),
             totals: ServiceTotals::default(),
             services_here: MachineServices::default(),

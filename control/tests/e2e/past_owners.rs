@@ -279,6 +279,44 @@ fn datagrams_stay_when_a_pod_of_the_edge_is_added() {
     datagrams_stay_beside_an_added_pod(&net, pod);
 }
 
+/// Clients reset connections of a pod that has left, use their ports again, and the pod comes back: it still has the former
+/// connections in its node's tables, but in none of its sockets.
+fn ports_used_again_after_a_reset_keep_their_pods(net: &Topology, pod: &Machine) {
+    let agents = Agents::start(net, Protocol::Tcp, pod, unchanged);
+    let client = &net.clients()[0];
+    let mut flows = Flow::open_many(client, &agents.services, FLOWS);
+    Flow::all_stay(&mut flows, "before the change");
+    agents.change(pod, without);
+    // The sockets of the others are seen when the client proves its address, or never.
+    Flow::all_stay(flows.iter_mut().step_by(2), "after the change");
+
+    let of_pod = flows.into_iter().filter(|flow| flow.node == pod.label());
+    let mut again: Vec<Flow> = of_pod.map(|flow| flow.open_anew(client).unwrap()).collect();
+    assert!(!again.is_empty());
+    assert!(!Flow::nodes(&again).contains(pod.label()), "it has left");
+    Flow::all_stay(&mut again, "by ports used again");
+
+    agents.change_again(pod, unchanged);
+    for flow in &again {
+        assert_eq!(agents.owner(flow), pod.label(), "it is back");
+    }
+    Flow::all_stay(&mut again, "once the former pod is back");
+}
+
+#[test]
+fn ports_used_again_after_a_reset_keep_their_pods_at_nodes() {
+    let net = edge_apart();
+    let pod = net.nodes()[0].pods().first().unwrap();
+    ports_used_again_after_a_reset_keep_their_pods(&net, pod);
+}
+
+#[test]
+fn ports_used_again_after_a_reset_keep_their_pods_at_the_edge() {
+    let net = edge_with_pods();
+    let pod = net.nodes()[0].pods().first().unwrap();
+    ports_used_again_after_a_reset_keep_their_pods(&net, pod);
+}
+
 fn connections_of_a_removed_pod_go_on(
     net: &Topology,
     pod: &Machine,

@@ -18,9 +18,13 @@ const LINK_INDEX: usize = 4;
 /// Attribute of a request for addresses: the namespace, by its id in this one.
 const IFA_TARGET_NETNSID: u16 = 10;
 
-/// Addresses in other network namespaces, each with the indices of this machine's devices whose cables lead there. A
-/// pod that gets the address of another one has devices of its own: the kernel gives an index once.
-pub type PodAddresses = BTreeMap<IpAddr, BTreeSet<u32>>;
+/// The indices of this machine's devices whose cables lead to other network namespaces, by the ids of those in this one.
+pub type Cables = BTreeMap<u32, BTreeSet<u32>>;
+
+/// Addresses in other network namespaces. Each has the namespaces where it is, by their ids, and each of these the devices
+/// whose cables lead there. A pod that gets the address of another one has devices of its own: the kernel gives an index
+/// once.
+pub type PodAddresses = BTreeMap<IpAddr, Cables>;
 
 /// Lists the addresses in the network namespaces at the other ends of this machine's cables. This includes pods behind
 /// a bridge.
@@ -29,20 +33,39 @@ pub type PodAddresses = BTreeMap<IpAddr, BTreeSet<u32>>;
 ///
 /// Fails if the kernel does not answer.
 pub fn pod_addresses() -> Result<PodAddresses, RequestError> {
-    let mut route = Connection::strict_route()?;
+    addresses_behind(&namespace_cables()?)
+}
+
+/// Lists the network namespaces at the other ends of this machine's cables.
+///
+/// # Errors
+///
+/// Fails if the kernel does not answer.
+pub fn namespace_cables() -> Result<Cables, RequestError> {
     let links = Request::new(libc::RTM_GETLINK, NLM_F_DUMP, &[0u8; LINK_HEADER]);
-    let mut namespaces = BTreeMap::<u32, BTreeSet<u32>>::new();
-    for (namespace, device) in route.list(&links, cable)? {
-        namespaces.entry(namespace).or_default().insert(device);
+    let mut cables = Cables::new();
+    for (namespace, device) in Connection::route()?.list(&links, cable)? {
+        cables.entry(namespace).or_default().insert(device);
     }
+    Ok(cables)
+}
+
+/// Lists the addresses in the network namespaces that cables lead to, by a request for each namespace.
+///
+/// # Errors
+///
+/// Fails if the kernel does not answer.
+pub fn addresses_behind(cables: &Cables) -> Result<PodAddresses, RequestError> {
+    let mut route = Connection::strict_route()?;
     let mut addresses = PodAddresses::new();
-    for (namespace, devices) in namespaces {
+    for (namespace, devices) in cables {
         let request = Request::new(libc::RTM_GETADDR, NLM_F_DUMP, &[0u8; ADDRESS_HEADER])
             .attribute(IFA_TARGET_NETNSID, &namespace.to_ne_bytes());
         match route.list(&request, address) {
             Ok(found) => {
                 for address in found {
-                    addresses.entry(address).or_default().extend(&devices);
+                    let namespaces = addresses.entry(address).or_default();
+                    namespaces.insert(*namespace, devices.clone());
                 }
             }
             // The namespace has gone since the links were listed.

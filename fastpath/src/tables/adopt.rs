@@ -9,8 +9,8 @@ use std::{
 
 use ipnet::IpNet;
 use xdp_prog::abi::{
-    BACKEND_DOWN, BACKEND_LOCAL, Backend, Config, DeliveryKeys, IndexEntry, IndexKey, Service,
-    ServiceWord,
+    BACKEND_DOWN, BACKEND_LOCAL, Backend, Config, DeliveryKeys, IndexEntry, IndexKey,
+    NAMESPACE_UNKNOWN, Service, ServiceWord,
 };
 
 use super::{
@@ -214,6 +214,10 @@ impl Tables {
             // Whether its node is unreachable has to be found out anew.
             let flags = entry.flags & !BACKEND_DOWN;
             self.store_backend_word(id, offset_of!(Backend, flags), flags);
+        }
+        if entry.namespace != NAMESPACE_UNKNOWN {
+            // So has the pod's namespace.
+            self.store_backend_word(id, offset_of!(Backend, namespace), NAMESPACE_UNKNOWN);
         }
         if let Some(backend) = self.contents.backend_by_key.get_mut(&owned) {
             if backend.id == id {

@@ -1,15 +1,29 @@
 //! Backends, and the next hops to their nodes.
 
-use std::{collections::BTreeSet, mem::offset_of, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem::offset_of,
+    net::IpAddr,
+    sync::Arc,
+};
 
 use xdp_prog::abi::{Backend, map};
 
 use super::{
     BackendKey, InstalledBackend, NodeRoute, OwnedBackend, ServiceKey, ServiceSpec, TableError,
     Tables,
-    encode::{backend_entry, backend_flags, next_hop_entry, owned_backend},
+    encode::{backend_entry, backend_flags, namespace_word, next_hop_entry, owned_backend},
 };
 use crate::nexthop::Resolution;
+
+/// The network namespace of a pod of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodNamespace {
+    /// That of this machine: the pod uses the host's network.
+    Own,
+    /// The one with this id in this machine's (`ip-netns(8)`).
+    Other(u32),
+}
 
 impl Tables {
     /// Sets the next hop of a node address; best before a service names it.
@@ -92,6 +106,37 @@ impl Tables {
         }
     }
 
+    /// Lists the addresses of this machine's pods, those that have left their services included.
+    pub fn own_pod_addresses(&self) -> BTreeSet<IpAddr> {
+        let nodes = self.contents.node_routes.iter();
+        let own = nodes.filter(|(_, route)| route.local);
+        let backends = own.flat_map(|(node, _)| self.backends_of(*node));
+        backends
+            .filter_map(|(owned, _)| Some(owned.key.pod?.ip()))
+            .collect()
+    }
+
+    /// Replaces what is known of the network namespaces of this machine's pods, by the pods' addresses. Programs ask the
+    /// sockets there whether a connection is still there.
+    pub fn set_pod_namespaces(&mut self, namespaces: &BTreeMap<IpAddr, PodNamespace>) {
+        if self.pod_namespaces == *namespaces {
+            return;
+        }
+        let before = std::mem::replace(&mut self.pod_namespaces, namespaces.clone());
+        let changed: Vec<(u32, u32)> = self
+            .contents
+            .backends()
+            .filter_map(|(owned, backend)| {
+                let pod = owned.key.pod?.ip();
+                let [old, new] = [&before, namespaces].map(|known| known.get(&pod).copied());
+                (old != new).then(|| (backend.id, namespace_word(new)))
+            })
+            .collect();
+        for (id, word) in changed {
+            self.store_backend_word(id, offset_of!(Backend, namespace), word);
+        }
+    }
+
     /// Rewrites the next hops with the outer sources of the present settings.
     pub(super) fn rewrite_next_hops(&mut self) -> Result<(), TableError> {
         let known: Vec<(IpAddr, Resolution)> = self
@@ -157,12 +202,17 @@ impl Tables {
             route.map_or(0, |route| route.next_hop),
             route.is_some_and(|route| route.local),
             self.unreachable.contains(&owned.key.address),
+            self.namespace_of(&owned.key),
         );
         self.counters.backends.clear(id);
         self.backends.write(id, entry);
         self.contents
             .backend_by_key
             .insert(owned, InstalledBackend::used(id));
+    }
+
+    fn namespace_of(&self, key: &BackendKey) -> Option<PodNamespace> {
+        self.pod_namespaces.get(&key.pod?.ip()).copied()
     }
 
     fn allocate_backend_id(&mut self) -> Result<u32, TableError> {

@@ -7,13 +7,14 @@ use ipnet::IpNet;
 use xdp_prog::abi::{
     AddressKey, BACKEND_DOWN, BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, BACKEND_V6,
     Backend, CONFIG_MEND, CONFIG_NODE, CONFIG_PROBES, Config, EdgePrefix, HOP_CARRIED, HOP_GATEWAY,
-    IndexKey, NextHop, SERVICE_DROP_WHEN_EMPTY, SERVICE_NAT, SERVICE_NODE_PORT, SERVICE_PODS,
-    SERVICE_SOURCE_RANGES, Service, ServiceKeyV4, ServiceKeyV6, SourcePrefix, Tag,
+    IndexKey, NAMESPACE_OWN, NAMESPACE_UNKNOWN, NextHop, SERVICE_DROP_WHEN_EMPTY, SERVICE_NAT,
+    SERVICE_NODE_PORT, SERVICE_PODS, SERVICE_SOURCE_RANGES, Service, ServiceKeyV4, ServiceKeyV6,
+    SourcePrefix, Tag,
 };
 
 use super::{
-    BackendKey, ForwardMode, NatSettings, OwnedBackend, Protocol, ServiceKey, ServiceSpec,
-    Settings, TrafficPolicy,
+    BackendKey, ForwardMode, NatSettings, OwnedBackend, PodNamespace, Protocol, ServiceKey,
+    ServiceSpec, Settings, TrafficPolicy,
     types::{address_key, address_of},
 };
 
@@ -116,12 +117,14 @@ pub(super) const fn family_flag(address: IpAddr) -> u32 {
     }
 }
 
-/// Makes the entry of a backend whose node has this next hop, or is this machine; `down` if it is unreachable.
+/// Makes the entry of a backend whose node has this next hop, or is this machine; `down` if it is unreachable. `namespace`
+/// is that of its pod, if that is known.
 pub(super) fn backend_entry(
     backend: &OwnedBackend,
     next_hop: u32,
     local: bool,
     down: bool,
+    namespace: Option<PodNamespace>,
 ) -> Backend {
     let OwnedBackend { key, owner } = backend;
     let pod = key
@@ -135,7 +138,17 @@ pub(super) fn backend_entry(
         port: key.pod.map_or(0, |pod| pod.port()).to_be_bytes(),
         tag: if is_pod(key) { Tag::pod(pod).0 } else { 0 },
         owner: *owner,
+        namespace: namespace_word(namespace),
         ..Backend::default()
+    }
+}
+
+/// Makes the word that tells programs the network namespace of a pod.
+pub(super) const fn namespace_word(namespace: Option<PodNamespace>) -> u32 {
+    match namespace {
+        None => NAMESPACE_UNKNOWN,
+        Some(PodNamespace::Own) => NAMESPACE_OWN,
+        Some(PodNamespace::Other(id)) => id + 1,
     }
 }
 

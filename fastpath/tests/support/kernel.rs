@@ -19,8 +19,8 @@ use aya::{
 use fastpath::load::LoadError;
 use xdp_prog::{
     abi::{
-        self, AddressKey, Claim, Client, ClientBackend, Config, PastPair, PathReport, Pin,
-        SlotPair, TaggedLink, Traffic, Tuple, map,
+        self, AddressKey, Backend, Claim, Client, ClientBackend, Config, NAMESPACE_OWN,
+        NAMESPACE_UNKNOWN, PastPair, PathReport, Pin, SlotPair, TaggedLink, Traffic, Tuple, map,
     },
     capture::Slot,
     process::Action,
@@ -33,6 +33,7 @@ use zerocopy::IntoBytes as _;
 
 use super::{
     memory::Arrays,
+    pod_sockets::PodSandbox,
     routes,
     tables::{Counts, TableSet, counted_reasons, forget_notes, of_each_cpu, size},
 };
@@ -51,6 +52,8 @@ pub(crate) struct Kernel {
     arrays: Arrays,
     /// Contents that the tables have had.
     generation: u32,
+    /// The namespace of the pods, if they have one.
+    pods: Option<PodSandbox>,
 }
 
 impl Kernel {
@@ -129,13 +132,20 @@ impl Kernel {
             ebpf,
             arrays,
             generation: 0,
+            pods: None,
         })
     }
 
     /// Replaces the contents of all tables.
-    pub(crate) fn install(&mut self, tables: &TableSet) -> Result<(), MapError> {
+    pub(crate) fn install(&mut self, tables: &TableSet) -> anyhow::Result<()> {
         self.forget_notes()?;
         self.generation += 1;
+        // The kernel frees an id some time after its namespace has gone, so each one has another.
+        let namespace = self.generation;
+        self.pods = match &tables.socket {
+            Some(socket) => Some(PodSandbox::make(namespace, socket)?),
+            None => None,
+        };
         let config = Config {
             notes_generation: self.generation,
             ..tables.indexed_config()
@@ -148,7 +158,7 @@ impl Kernel {
         let pairs = tables.pasts.as_chunks().0.iter().copied();
         arrays.write(map::PASTS, &pairs.map(PastPair::new).collect::<Vec<_>>());
         arrays.write(map::HISTORY, &tables.history);
-        arrays.write(map::BACKENDS, &tables.backends);
+        arrays.write(map::BACKENDS, &backends_of(tables, namespace));
         arrays.write(map::NEXTHOPS, &tables.next_hops);
         arrays.write(map::ANNOUNCE_STAMP, &[tables.announce_stamp]);
         let (buckets, overflow) = tables.index();
@@ -189,7 +199,17 @@ impl Kernel {
         self.fill_hash(map::FRAGMENTS, &tables.datagrams)?;
         self.set_answers(&tables.answers, tables.answers_of_all)?;
         self.fill_trie(map::TRUSTED_EDGES, &tables.trusted)?;
-        self.fill_trie(map::SOURCE_RANGES, &tables.source_ranges)
+        self.fill_trie(map::SOURCE_RANGES, &tables.source_ranges)?;
+        Ok(())
+    }
+
+    /// Has the client of the pods' connection reset it, where a case says so.
+    pub(crate) fn lose_socket(&mut self, tables: &TableSet) -> anyhow::Result<()> {
+        let is_lost = tables.socket.is_some_and(|socket| socket.is_lost_at_last);
+        if let Some(pods) = self.pods.as_mut().filter(|_| is_lost) {
+            pods.reset().context("resetting the connection of a pod")?;
+        }
+        Ok(())
     }
 
     /// Forgets what is noted of flows that are there.
@@ -364,6 +384,17 @@ pub(crate) fn action_code(action: Action) -> u32 {
         Action::Redirect(_) => 4,
         Action::Continue(_) => unreachable!("the host runner follows stages"),
     }
+}
+
+/// Returns the backends, with the id that the pods' namespace has got.
+fn backends_of(tables: &TableSet, namespace: u32) -> Vec<Backend> {
+    let mut backends = tables.backends.clone();
+    for backend in &mut backends {
+        if ![NAMESPACE_UNKNOWN, NAMESPACE_OWN].contains(&backend.namespace) {
+            backend.namespace = namespace + 1;
+        }
+    }
+    backends
 }
 
 fn program<'e>(ebpf: &'e mut Ebpf, name: &str) -> &'e mut Xdp {

@@ -4,7 +4,7 @@
 //! that is independent of the code under test, [`host`], [`kernel`] and
 //! [`whole_edge`] run a frame through the same tables: as functions of this
 //! process, as the loaded BPF object, and as a thread over the object's maps.
-//! [`routes`] are what the kernel knows beside the tables.
+//! [`routes`] and [`pod_sockets`] are what the kernel knows beside the tables.
 
 pub(crate) mod cases;
 pub(crate) mod hash;
@@ -12,6 +12,7 @@ pub(crate) mod host;
 pub(crate) mod kernel;
 pub(crate) mod memory;
 pub(crate) mod packet;
+pub(crate) mod pod_sockets;
 pub(crate) mod report;
 pub(crate) mod routes;
 pub(crate) mod tables;

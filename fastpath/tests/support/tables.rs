@@ -17,21 +17,23 @@ use xdp_prog::{
     abi::{
         ADDRESS_LOCAL, AddressKey, BACKEND_V4, Backend, Bucket, CONFIG_NODE, CONFIG_OVERFLOW,
         Claim, Client, ClientBackend, Config, Datagram, DeliveryKeys, EdgeMac, EdgePrefix,
-        FlowNote, IndexEntry, IndexKey, LocalFlow, NextHop, Past, PastOwner, PathReport, Pin, Pod,
-        PodFlow, PodKey, REASONS_OF_CPU, SERVICE_NAT, Service, ServiceKeyV4, ServiceKeyV6,
-        ServiceWord, Slot, SourcePrefix, Tag, TaggedLink, Traffic, Tuple, lay_out, map,
+        FlowNote, IndexEntry, IndexKey, LocalFlow, NAMESPACE_OWN, NAMESPACE_UNKNOWN, NextHop, Past,
+        PastOwner, PathReport, Pin, Pod, PodFlow, PodKey, REASONS_OF_CPU, SERVICE_NAT, Service,
+        ServiceKeyV4, ServiceKeyV6, ServiceWord, Slot, SourcePrefix, Tag, TaggedLink, Traffic,
+        Tuple, lay_out, map,
     },
     reason::REASON_COUNT,
     stage::Duties,
     world::{
         Announcements, Answers, BetweenStages, Clients, Clock, Counters, FlowTable, Flows,
-        Fragments, InUserSpace, Inserted, Paths, PinTable, Pins, Probes, Shortcuts, Tables, World,
+        Fragments, InUserSpace, Inserted, Paths, PinTable, Pins, Probes, Shortcuts, SocketState,
+        Sockets, Tables, World,
     },
 };
 use zerocopy::IntoBytes as _;
 
 pub(crate) use self::nat::Nat;
-use super::{memory::Arrays, routes};
+use super::{memory::Arrays, pod_sockets::PodSocket, routes};
 
 /// Secret of the services' index.
 const INDEX_SEED: u64 = 0x0123_4567_89ab_cdef;
@@ -115,6 +117,8 @@ pub(crate) struct TableSet {
     /// Nodes about whose paths errors are noted; what, is nothing at first.
     pub(crate) paths: HashMap<AddressKey, PathReport>,
     pub(crate) datagrams: HashMap<Tuple, Datagram>,
+    /// The connection that the kernel has in the network namespace of the pods, if they have one.
+    pub(crate) socket: Option<PodSocket>,
     /// When the allowances of sources are full again, ns.
     pub(crate) answers: HashMap<AddressKey, u64>,
     /// When the allowance of all sources is full again, ns.
@@ -153,6 +157,7 @@ impl Default for TableSet {
             claims: HashMap::new(),
             paths: HashMap::new(),
             datagrams: HashMap::new(),
+            socket: None,
             answers: HashMap::new(),
             answers_of_all: 0,
             // Slot 0 is never used.
@@ -460,6 +465,7 @@ pub(crate) struct ModelTables<'a> {
     pub(crate) answers: RefCell<HashMap<AddressKey, u64>>,
     pub(crate) answers_of_all: Cell<u64>,
     events: RefCell<Vec<Event>>,
+    is_socket_lost: Cell<bool>,
 }
 
 impl<'a> ModelTables<'a> {
@@ -480,7 +486,15 @@ impl<'a> ModelTables<'a> {
             answers: RefCell::new(tables.answers.clone()),
             answers_of_all: Cell::new(tables.answers_of_all),
             events: RefCell::default(),
+            is_socket_lost: Cell::new(false),
         }
+    }
+
+    /// As the second engine's.
+    pub(crate) fn lose_socket(&self) {
+        let is_lost = |socket: PodSocket| socket.is_lost_at_last;
+        self.is_socket_lost
+            .set(self.tables.socket.is_some_and(is_lost));
     }
 
     /// Takes the FIB away.
@@ -782,6 +796,19 @@ impl Clients for ModelTables<'_> {
 
     fn set_client(&self, client: &Client, entry: ClientBackend) {
         self.clients.borrow_mut().insert(*client, entry);
+    }
+}
+
+impl Sockets for ModelTables<'_> {
+    fn socket(&self, connection: &Tuple, namespace: u32) -> SocketState {
+        let socket = self.tables.socket.filter(|_| !self.is_socket_lost.get());
+        match socket {
+            _ if namespace == NAMESPACE_UNKNOWN => SocketState::NOT_ASKED,
+            Some(socket) if namespace != NAMESPACE_OWN && socket.connection == *connection => {
+                socket.end.seen()
+            }
+            _ => SocketState::NONE,
+        }
     }
 }
 

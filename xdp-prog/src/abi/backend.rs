@@ -33,9 +33,17 @@ pub struct Backend {
     pub owner: u32,
     /// 1 while it takes new connections, those of one of its owner's services at least; else 0.
     pub takes_new: u32,
+    /// The network namespace of a pod of this machine, which has the sockets of its connections: [`NAMESPACE_UNKNOWN`],
+    /// [`NAMESPACE_OWN`], or the namespace's id in this machine's own plus 1.
+    pub namespace: u32,
     /// Always zero: one cache line per entry.
-    pub reserved: [u8; 12],
+    pub reserved: [u8; 8],
 }
+
+/// [`Backend::namespace`]: nobody can tell which one.
+pub const NAMESPACE_UNKNOWN: u32 = 0;
+/// [`Backend::namespace`]: that of this machine, where the programs run.
+pub const NAMESPACE_OWN: u32 = u32::MAX;
 
 /// [`Backend::flags`]: the node address is IPv4.
 pub const BACKEND_V4: u32 = 1;

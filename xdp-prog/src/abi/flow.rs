@@ -194,7 +194,8 @@ pub struct PodFlow {
     /// When its last packet was seen, on the monotonic clock in ns; up to [`RENEWAL_NS`] too early.
     pub seen: u64,
     /// One word, which is replaced as a whole: port (2 bytes, wire order), length of the outer header (1), state (1),
-    /// and for TCP that is not proved yet a number (4; see [`crate::decide::node::unproved`]).
+    /// and for TCP a number (4). Of a flow that is not proved yet, it is that of [`crate::decide::node::unproved`]; of
+    /// another one, it is what [`Self::note_socket`] has noted, or 0.
     #[cfg(not(feature = "test-layout"))]
     pub packed: u64,
 }
@@ -350,7 +351,7 @@ impl PodFlow {
         self.packed |= u64::from_ne_bytes([0, 0, 0, state, 0, 0, 0, 0]);
     }
 
-    /// Returns the number that is noted until the flow is proved.
+    /// Returns the number, whose meaning depends on the state.
     #[inline(always)]
     pub const fn number(&self) -> u32 {
         split_u64(self.packed)[1]
@@ -363,6 +364,29 @@ impl PodFlow {
         let flag = u32::from_ne_bytes([0, 0, 0, flag]);
         let first = split_u64(self.packed)[0] & !STATE | flag;
         self.packed = join_u32(first, number);
+    }
+
+    /// Tells whether the pod's kernel has had a socket for the connection; not for a flow that is not proved.
+    #[inline(always)]
+    pub const fn has_had_socket(&self) -> bool {
+        self.number() == SOCKET_SEEN
+    }
+
+    /// Notes what the pod's kernel has said of the connection first. What it says later changes nothing: where the flow
+    /// had no socket with this key, one that comes later is of somebody else. Not for a flow that is not proved.
+    #[inline(always)]
+    pub const fn note_socket(&mut self, is_there: bool) {
+        if self.number() == 0 {
+            let number = if is_there { SOCKET_SEEN } else { SOCKET_MISSED };
+            self.packed = join_u32(split_u64(self.packed)[0], number);
+        }
+    }
+
+    /// Forgets what [`Self::note_socket`] has noted: the pod has accepted another connection, whose socket may be elsewhere.
+    /// Not for a flow that is not proved.
+    #[inline(always)]
+    pub const fn forget_socket(&mut self) {
+        self.packed = join_u32(split_u64(self.packed)[0], 0);
     }
 
     /// Returns the entry of a flow whose client has proved its address.
@@ -413,6 +437,13 @@ pub const FLOW_FORWARD: u8 = 32;
 /// State of a [`PodFlow`]: the pod has not accepted the client's last SYN. The number is that of the SYN, unless
 /// [`FLOW_ACCEPTED`] is set too.
 pub const FLOW_ASKED: u8 = 64;
+
+// Numbers of proved flows of TCP. With 0, nobody has asked yet.
+
+/// The pod's kernel has had a socket for the connection.
+const SOCKET_SEEN: u32 = 1;
+/// The pod's kernel has had none when the client proved its address.
+const SOCKET_MISSED: u32 = 2;
 
 /// Flags that tell the meaning of a flow's number.
 const FLOW_UNPROVED: u8 = FLOW_ACCEPTED | FLOW_ASKED;
@@ -465,5 +496,29 @@ impl Datagram {
     #[inline(always)]
     pub const fn destination_port(&self) -> [u8; 2] {
         split_u32(split_u64(self.ports)[0])[1]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flow(state: u8) -> PodFlow {
+        let service = AddressKey::v4([192, 0, 2, 1]);
+        PodFlow::new(&Tuple::default(), service, [0, 80], 20, state, 1)
+    }
+
+    #[test]
+    fn what_the_kernel_says_first_of_a_connection_counts_until_the_next_one() {
+        let mut known = flow(FLOW_HAIRPIN | FLOW_FIN_POD);
+        assert!(!known.has_had_socket());
+        known.note_socket(true);
+        known.note_socket(false);
+        assert!(known.has_had_socket());
+        known.forget_socket();
+        assert_eq!(known, flow(FLOW_HAIRPIN | FLOW_FIN_POD));
+        known.note_socket(false);
+        known.note_socket(true);
+        assert!(!known.has_had_socket());
     }
 }

@@ -31,6 +31,9 @@ pub(super) fn find_and_renew<T: Memory>(
     let now = tables.now();
     let met = visit(tables, FlowTable::Established, key, now, |flow| {
         flow.renew(fin | reset, now);
+        if flags.accepts_connection() && key.protocol() == protocol::TCP {
+            flow.forget_socket();
+        }
     });
     if let Some(met) = met {
         let flow = met?;

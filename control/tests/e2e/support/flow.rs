@@ -4,13 +4,14 @@ use std::{
     collections::BTreeSet,
     io::{self, BufRead, BufReader, Write},
     net::{SocketAddr, TcpStream, UdpSocket},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use lab::Machine;
 use nix::sys::socket::{setsockopt, sockopt::TcpRepair};
 
-use super::{Protocol, Service};
+use super::{Protocol, Service, TIMEOUT};
 
 /// How long an answer may take; a lost datagram is not sent again.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -120,6 +121,28 @@ impl Flow {
                     .unwrap_or_else(|error| panic!("{service} ({:?}): {error}", service.mode))
             })
             .collect()
+    }
+
+    /// Resets a TCP connection, and opens another one from its port.
+    pub(crate) fn open_anew(self, client: &Machine) -> io::Result<Self> {
+        let (service, port) = (self.service, self.client.port());
+        let Socket::Stream(stream) = self.socket else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        socket2::SockRef::from(stream.get_ref()).set_linger(Some(Duration::ZERO))?;
+        drop(stream);
+        // A process that another thread begins has a copy of the socket for a moment.
+        let since = Instant::now();
+        loop {
+            match Self::open_from(client, &service, port, PATIENCE) {
+                Err(error)
+                    if error.kind() == io::ErrorKind::AddrInUse && since.elapsed() < TIMEOUT =>
+                {
+                    thread::sleep(Duration::from_millis(10));
+                }
+                opened => return opened,
+            }
+        }
     }
 
     /// Asks on each flow; the node or pod that has answered first must answer.

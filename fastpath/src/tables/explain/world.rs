@@ -14,7 +14,7 @@ use xdp_prog::{
     wire::protocol,
     world::{
         self, Announcements, Answers, BetweenStages, Clients, FlowTable, Flows, Fragments,
-        InUserSpace, Inserted, Paths, PinTable, Pins, Probes, Shortcuts, Translation,
+        InUserSpace, Inserted, Paths, PinTable, Pins, Probes, Shortcuts, Sockets, Translation,
     },
 };
 use zerocopy::IntoBytes as _;
@@ -223,6 +223,9 @@ impl Pins for ReadOnly<'_> {
 
     fn set_returns_full_at(&self, _: u64) {}
 }
+
+/// Only programs can ask for the sockets of pods: flows are known here by their tables alone.
+impl Sockets for ReadOnly<'_> {}
 
 impl Clients for ReadOnly<'_> {
     fn client(&self, client: &Client) -> ClientBackend {

@@ -2,13 +2,15 @@ mod room;
 
 use std::{cell::Cell, mem::offset_of, net::Ipv4Addr};
 
-use xdp_prog::abi::{BACKEND_DOWN, Backend, PAST_OWNER_SECONDS, map};
+use xdp_prog::abi::{
+    BACKEND_DOWN, Backend, NAMESPACE_OWN, NAMESPACE_UNKNOWN, PAST_OWNER_SECONDS, map,
+};
 
 use super::*;
 use crate::{
     load::{Loaded, Loader},
     nexthop::{NextHop, Resolution},
-    tables::{BackendSpec, InstalledService},
+    tables::{BackendSpec, InstalledService, PodNamespace},
 };
 
 const SERVICE: &str = "10.99.0.1:80/tcp";
@@ -594,4 +596,41 @@ fn backends_tell_whether_they_take_new_connections() {
     }
     drop(tables);
     assert_eq!(takes_new(&open(&loaded)), [1, 0]);
+}
+
+#[test]
+fn backends_tell_the_namespaces_of_their_pods() {
+    let loaded = load();
+    let mut tables = open(&loaded);
+    let words = |tables: &Tables| {
+        [1, 2].map(|number| {
+            let id = id_of(tables, number).unwrap();
+            tables.backends.read(id).unwrap().namespace
+        })
+    };
+    let pod = |number| spec(&[number], 4).backends[0].pod.unwrap().ip();
+    put(&mut tables, &[1], 4);
+    let known = [
+        (pod(1), PodNamespace::Other(6)),
+        (pod(2), PodNamespace::Own),
+    ];
+    tables.set_pod_namespaces(&known.into());
+    put(&mut tables, &[1, 2], 4);
+    assert_eq!(
+        words(&tables),
+        [7, NAMESPACE_OWN],
+        "known before, and after"
+    );
+    tables.set_pod_namespaces(&[(pod(1), PodNamespace::Other(0))].into());
+    assert_eq!(words(&tables), [1, NAMESPACE_UNKNOWN]);
+
+    drop(tables);
+    let mut tables = open(&loaded);
+    assert_eq!(
+        words(&tables),
+        [NAMESPACE_UNKNOWN; 2],
+        "to be found out anew"
+    );
+    tables.set_pod_namespaces(&known.into());
+    assert_eq!(words(&tables), [7, NAMESPACE_OWN]);
 }

@@ -23,7 +23,7 @@ use xdp_prog::{
     stage::{Duties, Stage},
     world::{
         self, Answers, BetweenStages, Clients, Clock, Counters, FlowTable, Flows, Fragments,
-        InUserSpace, Inserted, MinimalWorld, Paths, PinTable, Pins,
+        InUserSpace, Inserted, MinimalWorld, Paths, PinTable, Pins, Sockets,
     },
 };
 use zerocopy::transmute;
@@ -331,6 +331,9 @@ impl InUserSpace for EdgeWorld {
         &self.between_stages
     }
 }
+
+/// A whole edge has no pods.
+impl Sockets for EdgeWorld {}
 
 impl Clients for EdgeWorld {
     fn client(&self, client: &Client) -> ClientBackend {

@@ -2,6 +2,7 @@
 
 mod about;
 mod datagrams;
+mod sockets;
 
 use std::net::IpAddr;
 
@@ -87,6 +88,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend(headers(OF_PODS[0]));
     cases.extend(about::cases());
     cases.extend(datagrams::cases());
+    cases.extend(sockets::cases());
     cases
 }
 
@@ -285,6 +287,15 @@ fn known(kind: Kind) -> Vec<Case> {
     cases
 }
 
+/// A segment of the client that acknowledges a number of the pod's.
+fn acknowledging(kind: Kind, number: u32) -> Packet {
+    let (from, to) = (client(kind.to()), kind.to());
+    let mut header = TcpHeader::new(from.1, to.1, super::super::packet::TCP_SEQUENCE, 64_240);
+    header.ack = true;
+    header.acknowledgment_number = number;
+    Packet::tcp_with(from, to, header, b"data")
+}
+
 /// A flow that is not proved is known by what proves it.
 fn unproved(kind: Kind) -> Vec<Case> {
     let has = |number, flag| {
@@ -294,13 +305,7 @@ fn unproved(kind: Kind) -> Vec<Case> {
             tables.embryonic.insert(key, flow);
         }
     };
-    let acknowledges = |number: u32| {
-        let (from, to) = (client(kind.to()), kind.to());
-        let mut header = TcpHeader::new(from.1, to.1, super::super::packet::TCP_SEQUENCE, 64_240);
-        header.ack = true;
-        header.acknowledgment_number = number;
-        Packet::tcp_with(from, to, header, b"data")
-    };
+    let acknowledges = |number| acknowledging(kind, number);
     let proof = acknowledges(NUMBER + 1);
     let translated = {
         let (from, to) = (client(kind.to()), kind.pod());

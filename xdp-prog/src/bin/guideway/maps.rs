@@ -14,6 +14,7 @@ mod pins;
 mod policy;
 mod probes;
 mod shortcuts;
+mod sockets;
 
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},

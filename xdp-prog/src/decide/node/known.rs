@@ -1,20 +1,24 @@
 //! Node role: which flows are known here.
 //!
 //! A connection is known if `FLOWS` has it and it has not ended a while ago: the client may use its port again by now, with
-//! another owner of its slot. One that is not proved yet is known by a segment that proves it: it acknowledges the number of
-//! the pod's SYN+ACK.
+//! another owner of its slot. A client that resets its connection ends it too, and nobody else hears of it than the pod. So
+//! the pod's kernel is asked for the socket, if it has had one. It may have none for a connection that goes on: a sidecar
+//! takes connections under other ports, and a stack in user space has no sockets.
+//!
+//! A connection that is not proved yet is known by a segment that proves it: it acknowledges the number of the pod's SYN+ACK.
+//! A connection with an open socket at the pod is known too, because the tables may have lost it.
 //!
 //! A flow of datagrams is known while it lives: to `FLOWS_DATAGRAM`, or to `FLOWS_EMBRYONIC` if the pod does not answer it.
 //! Anybody may have begun it by a datagram in the client's name. But that one took the way that the client's own take.
 
 use super::{flow_lookup, unproved};
 use crate::{
-    abi::{Backend, Tuple, age},
+    abi::{Backend, FLOW_FIN_CLIENT, FLOW_FIN_POD, PodFlow, Tuple, age},
     flow_state,
     parse::Segment,
     verdict::SeenByPod,
     wire::protocol,
-    world::{FlowTable, World},
+    world::{FlowTable, SocketState, World},
 };
 
 /// What is known of a flow; a word, because it may lie on the BPF stack.
@@ -25,7 +29,7 @@ pub(crate) enum Known {
     No,
     /// An earlier packet has proved it.
     Proved,
-    /// This packet proves it; or it is one of datagrams, and not answered yet.
+    /// This packet proves it, or the socket at the pod; or it is one of datagrams, and not answered yet.
     Unnoted,
 }
 
@@ -75,13 +79,22 @@ fn at_port<T: World>(
     let (client, service) = (forward.source_port(), forward.destination_port());
     let now = tables.now();
     let is_tcp = forward.protocol() == protocol::TCP;
+    let socket = if is_tcp {
+        tables.socket(&key, pod.namespace)
+    } else {
+        SocketState::NOT_ASKED
+    };
     let proved = tables.with_flow(FlowTable::Established, &key, |flow| {
-        let is_there = if is_tcp {
-            !flow_state::is_over(flow, now)
-        } else {
-            age(flow.seen, now) < flow_state::IDLE_UDP_NS
-        };
-        is_there && flow.is_between(client, unseen, service, seen_by_pod.flag())
+        if !flow.is_between(client, unseen, service, seen_by_pod.flag()) {
+            return false;
+        }
+        if !is_tcp {
+            return age(flow.seen, now) < flow_state::IDLE_UDP_NS;
+        }
+        if socket.is_open() {
+            flow.note_socket(true);
+        }
+        !flow_state::is_over(flow, now) && may_go_on(flow, socket, segment)
     });
     match proved {
         Some(true) => return Known::Proved,
@@ -89,15 +102,26 @@ fn at_port<T: World>(
         None => {}
     }
     let unproved = tables.with_flow(FlowTable::Embryonic, &key, |flow| {
-        let is_there = if is_tcp {
-            unproved::is_proof(flow, segment)
-        } else {
-            age(flow.seen, now) < flow_state::IDLE_TRANSITORY_NS
-        };
-        is_there && flow.is_between(client, unseen, service, seen_by_pod.flag())
+        if !flow.is_between(client, unseen, service, seen_by_pod.flag()) {
+            return false;
+        }
+        if !is_tcp {
+            return age(flow.seen, now) < flow_state::IDLE_TRANSITORY_NS;
+        }
+        unproved::is_proof(flow, segment) || socket.is_open()
     });
-    match unproved {
-        Some(true) => Known::Unnoted,
-        Some(false) | None => Known::No,
+    if unproved.unwrap_or(socket.is_open()) {
+        Known::Unnoted
+    } else {
+        Known::No
     }
+}
+
+/// Tells whether a segment may belong to a proved connection, by what the pod's kernel has of it. A client whose FIN the pod
+/// has not acknowledged repeats it.
+#[inline(always)]
+const fn may_go_on(flow: &PodFlow, socket: SocketState, segment: &Segment) -> bool {
+    const FINS: u8 = FLOW_FIN_CLIENT | FLOW_FIN_POD;
+    let waits_for_client = flow.state() & FINS == FLOW_FIN_POD || segment.flags.fin();
+    !flow.has_had_socket() || socket.may_go_on(waits_for_client)
 }

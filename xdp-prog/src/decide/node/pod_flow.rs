@@ -252,7 +252,12 @@ impl Flow<'_> {
     ) -> Result<(), DropReason> {
         let key = self.key(place.port);
         if place.lookup == FlowLookup::Embryonic && remember_segment(tables, &key, segment) {
-            flow_state::move_to_established(tables, &key, &self.entry(&key, tables.now()));
+            let mut entry = self.entry(&key, tables.now());
+            let socket = tables.socket(&key, self.delivery.backend.namespace);
+            if socket.is_asked() {
+                entry.note_socket(socket.is_there());
+            }
+            flow_state::move_to_established(tables, &key, &entry);
             place.lookup = FlowLookup::Established;
         }
         if !place.lookup.is_known() {

@@ -20,7 +20,7 @@ use xdp_prog::{
     wire::protocol,
     world::{
         BetweenStages, Clients, Clock, Counters, FlowTable, Flows, InUserSpace, Inserted, PinTable,
-        Pins, Tables, World,
+        Pins, Sockets, Tables, World,
     },
 };
 
@@ -275,6 +275,9 @@ impl Tables for Network {
         None
     }
 }
+
+/// Nodes know connections by their tables of flows alone.
+impl Sockets for Network {}
 
 /// Services have no affinity here.
 impl Clients for Network {

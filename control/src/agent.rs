@@ -339,11 +339,14 @@ impl Agent {
         self.pod_devices.look(pods, &mut self.next_hops)
     }
 
-    /// Tells the programs in which network namespaces this machine's pods are.
+    /// Tells the programs in which network namespaces this machine's pods are. Those that have left their services count too:
+    /// they are asked as past owners.
     fn follow_pod_namespaces(&mut self) {
-        let pods = &self.totals.own_pods() | &self.tables.own_pod_addresses();
+        let listed = self.totals.own_pods();
+        let departed = self.tables.own_pod_addresses();
         let own = &self.machine.addresses;
-        self.pod_namespaces.follow(pods, own, &mut self.next_hops);
+        self.pod_namespaces
+            .follow(listed, &departed, own, &mut self.next_hops);
         self.tables.set_pod_namespaces(self.pod_namespaces.by_pod());
     }
 

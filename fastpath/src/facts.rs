@@ -31,7 +31,7 @@ pub(crate) use interface::{link, links, redirect_targets};
 pub use kernel::{Bpffs, Jit, Kernel, KernelVersion, Lockdown, Softirq, bpffs, has_af_xdp, kernel};
 pub use masquerade::masquerades;
 pub use pods::{
-    Cables, PodAddresses, addresses_behind, has_device, namespace_cables, pod_addresses,
+    NamespaceDevices, PodAddresses, addresses_in, devices_to_namespaces, has_device, pod_addresses,
 };
 pub use process::{Capability, Process, process};
 pub use settings::{

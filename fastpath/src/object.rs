@@ -43,3 +43,16 @@ mod tests {
         ));
     }
 }
+
+/// For tests where no packet comes: the kernel verifies nothing.
+#[cfg(test)]
+pub(crate) mod testing {
+    use std::sync::LazyLock;
+
+    static STUBS: LazyLock<Vec<u8>> = LazyLock::new(|| lab::stub_object(super::bytes()));
+
+    /// Returns the object with programs that let every frame pass.
+    pub(crate) fn stubs() -> &'static [u8] {
+        &STUBS
+    }
+}

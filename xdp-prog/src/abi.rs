@@ -49,7 +49,8 @@ pub use self::address::{AddressKey, EdgeMac, EdgePrefix, SourcePrefix};
 pub use self::announce::{ANNOUNCE_NS, Claim, is_announcing};
 pub use self::backend::{
     BACKEND_DOWN, BACKEND_LOCAL, BACKEND_NAT, BACKEND_POD, BACKEND_V4, BACKEND_V6, Backend,
-    HOP_CARRIED, HOP_GATEWAY, NAMESPACE_OWN, NAMESPACE_UNKNOWN, NextHop,
+    HOP_CARRIED, HOP_GATEWAY, NAMESPACE_OWN, NAMESPACE_UNKNOWN, NextHop, id_of_namespace,
+    namespace_of_id,
 };
 pub use self::client::{Client, ClientBackend};
 pub use self::continuity::{CONTINUITY, MapContinuity, MapGroup, layout_of};

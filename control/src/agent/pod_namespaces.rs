@@ -1,29 +1,34 @@
 //! The network namespaces of this machine's pods, which have the sockets of the pods' connections.
+//!
+//! `pod_devices` finds the devices by which replies leave to pods; `departed_pods` keeps pods that left their services.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use fastpath::facts::{self, Cables, PodAddresses, RequestError};
+use fastpath::facts::{self, NamespaceDevices, PodAddresses, RequestError};
 use fastpath::tables::PodNamespace;
 
 use super::next_hops::NextHops;
 use crate::chain::chain;
 
-/// The pods, and the namespaces that the kernel named.
+/// The namespaces that the kernel named.
 #[derive(Debug, Default)]
 pub(super) struct PodNamespaces {
-    /// What the namespaces follow from; `None` if the kernel has to be asked again.
-    asked: Option<Question>,
+    /// For what it was asked; `None` if it has to be asked again.
+    answered_for: Option<Inputs>,
     by_pod: BTreeMap<IpAddr, PodNamespace>,
 }
 
-/// What the namespaces of pods follow from.
+/// What shows that the namespaces may have changed. The kernel tells of no address that is added in one of them.
 #[derive(Debug, PartialEq, Eq)]
-struct Question {
+struct Inputs {
+    /// The pods that services list; their addresses are set by then.
+    listed: BTreeSet<IpAddr>,
+    /// These, and pods that have left their services.
     pods: BTreeSet<IpAddr>,
     /// Those of the pods that have an address of this machine.
     on_host_network: BTreeSet<IpAddr>,
-    cables: Cables,
+    devices: NamespaceDevices,
 }
 
 impl PodNamespaces {
@@ -32,44 +37,55 @@ impl PodNamespaces {
         &self.by_pod
     }
 
-    /// Asks the kernel if the pods, or the cables to their namespaces, have changed; `own` are this machine's own addresses.
-    /// If the kernel does not answer, what is known stays and the next call asks again.
+    /// Asks the kernel if the pods, or the devices that lead to them, have changed. `listed` are the pods that services list,
+    /// `departed` those that have left, `own` this machine's own addresses. If the kernel does not answer, what is known
+    /// stays and the next call asks again.
     pub(super) fn follow(
         &mut self,
-        pods: BTreeSet<IpAddr>,
+        listed: BTreeSet<IpAddr>,
+        departed: &BTreeSet<IpAddr>,
         own: &BTreeSet<IpAddr>,
         next_hops: &mut NextHops,
     ) {
+        let pods = &listed | departed;
         if pods.is_empty() {
             *self = Self::default();
-        } else if let Err(error) = self.ask(pods, own, next_hops) {
-            self.asked = None;
+            return;
+        }
+        let outcome = facts::devices_to_namespaces().and_then(|devices| {
+            let inputs = Inputs {
+                listed,
+                on_host_network: &pods & own,
+                pods,
+                devices,
+            };
+            self.ask_for(inputs, next_hops)
+        });
+        if let Err(error) = outcome {
+            self.answered_for = None;
             let error = chain(&error);
             tracing::warn!(error, "cannot find the network namespaces of the pods");
         }
     }
 
-    fn ask(
-        &mut self,
-        pods: BTreeSet<IpAddr>,
-        own: &BTreeSet<IpAddr>,
-        next_hops: &mut NextHops,
-    ) -> Result<(), RequestError> {
-        let question = Question {
-            on_host_network: &pods & own,
-            pods,
-            cables: facts::namespace_cables()?,
-        };
-        if self.asked.as_ref() == Some(&question) {
+    fn ask_for(&mut self, inputs: Inputs, next_hops: &mut NextHops) -> Result<(), RequestError> {
+        if self.answered_for.as_ref() == Some(&inputs) {
             return Ok(());
         }
-        let there = facts::addresses_behind(&question.cables)?;
-        // Without a route, none of several namespaces is chosen.
-        let leading = |pod: &IpAddr| next_hops.devices(&[*pod].into()).unwrap_or_default();
-        self.by_pod = choose_namespaces(&question.pods, &there, leading);
-        let own = question.on_host_network.iter();
-        self.by_pod.extend(own.map(|pod| (*pod, PodNamespace::Own)));
-        self.asked = Some(question);
+        let there = facts::addresses_in(&inputs.devices)?;
+        let mut has_all_routes = true;
+        let leading = |pod: &IpAddr| {
+            let devices = next_hops.devices(&[*pod].into());
+            devices.unwrap_or_else(|_| {
+                has_all_routes = false;
+                BTreeSet::new()
+            })
+        };
+        self.by_pod = choose_namespaces(&inputs.pods, &there, leading);
+        let host_pods = inputs.on_host_network.iter();
+        self.by_pod
+            .extend(host_pods.map(|pod| (*pod, PodNamespace::Own)));
+        self.answered_for = has_all_routes.then_some(inputs);
         Ok(())
     }
 }

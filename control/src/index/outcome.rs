@@ -197,7 +197,7 @@ impl OutcomeBuilder<'_> {
             for (is_ipv4, announced) in [true, false].into_iter().zip(&mut announced) {
                 let served_at = served_at(wanted, port, is_ipv4);
                 if !served_at.is_empty() {
-                    self.port(&by_port, port, is_ipv4, &served_at, announced);
+                    self.add_port(&by_port, port, is_ipv4, &served_at, announced);
                 }
             }
         }

@@ -51,7 +51,7 @@ struct BackendSet<'a> {
 
 impl OutcomeBuilder<'_> {
     /// Adds the services of one port in one address family.
-    pub(super) fn port(
+    pub(super) fn add_port(
         &mut self,
         slices: &SlicesByPort<'_>,
         port: &Port,

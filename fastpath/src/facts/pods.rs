@@ -1,4 +1,4 @@
-//! The addresses that pods of this machine have, as the kernel knows them.
+//! The network namespaces and the addresses that pods of this machine have, as the kernel knows them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,13 +18,12 @@ const LINK_INDEX: usize = 4;
 /// Attribute of a request for addresses: the namespace, by its id in this one.
 const IFA_TARGET_NETNSID: u16 = 10;
 
-/// The indices of this machine's devices whose cables lead to other network namespaces, by the ids of those in this one.
-pub type Cables = BTreeMap<u32, BTreeSet<u32>>;
+/// Devices of this machine whose other end is in another network namespace, by that namespace's id in this one.
+pub type NamespaceDevices = BTreeMap<u32, BTreeSet<u32>>;
 
-/// Addresses in other network namespaces. Each has the namespaces where it is, by their ids, and each of these the devices
-/// whose cables lead there. A pod that gets the address of another one has devices of its own: the kernel gives an index
-/// once.
-pub type PodAddresses = BTreeMap<IpAddr, Cables>;
+/// The namespaces that have an address, by the address. Two pods that have one address at different times differ by their
+/// devices: the kernel never gives an index twice.
+pub type PodAddresses = BTreeMap<IpAddr, NamespaceDevices>;
 
 /// Lists the addresses in the network namespaces at the other ends of this machine's cables. This includes pods behind
 /// a bridge.
@@ -33,39 +32,39 @@ pub type PodAddresses = BTreeMap<IpAddr, Cables>;
 ///
 /// Fails if the kernel does not answer.
 pub fn pod_addresses() -> Result<PodAddresses, RequestError> {
-    addresses_behind(&namespace_cables()?)
+    addresses_in(&devices_to_namespaces()?)
 }
 
-/// Lists the network namespaces at the other ends of this machine's cables.
+/// Lists the devices of this machine that lead to other network namespaces.
 ///
 /// # Errors
 ///
 /// Fails if the kernel does not answer.
-pub fn namespace_cables() -> Result<Cables, RequestError> {
+pub fn devices_to_namespaces() -> Result<NamespaceDevices, RequestError> {
     let links = Request::new(libc::RTM_GETLINK, NLM_F_DUMP, &[0u8; LINK_HEADER]);
-    let mut cables = Cables::new();
-    for (namespace, device) in Connection::route()?.list(&links, cable)? {
-        cables.entry(namespace).or_default().insert(device);
+    let mut found = NamespaceDevices::new();
+    for (namespace, device) in Connection::route()?.list(&links, namespace_behind)? {
+        found.entry(namespace).or_default().insert(device);
     }
-    Ok(cables)
+    Ok(found)
 }
 
-/// Lists the addresses in the network namespaces that cables lead to, by a request for each namespace.
+/// Lists the addresses in network namespaces, by a request for each namespace.
 ///
 /// # Errors
 ///
 /// Fails if the kernel does not answer.
-pub fn addresses_behind(cables: &Cables) -> Result<PodAddresses, RequestError> {
+pub fn addresses_in(namespaces: &NamespaceDevices) -> Result<PodAddresses, RequestError> {
     let mut route = Connection::strict_route()?;
     let mut addresses = PodAddresses::new();
-    for (namespace, devices) in cables {
+    for (namespace, devices) in namespaces {
         let request = Request::new(libc::RTM_GETADDR, NLM_F_DUMP, &[0u8; ADDRESS_HEADER])
             .attribute(IFA_TARGET_NETNSID, &namespace.to_ne_bytes());
         match route.list(&request, address) {
             Ok(found) => {
                 for address in found {
-                    let namespaces = addresses.entry(address).or_default();
-                    namespaces.insert(*namespace, devices.clone());
+                    let places = addresses.entry(address).or_default();
+                    places.insert(*namespace, devices.clone());
                 }
             }
             // The namespace has gone since the links were listed.
@@ -85,8 +84,8 @@ pub fn has_device(index: u32) -> bool {
     !matches!(answer, Err(error) if error.errno() == Some(libc::ENODEV))
 }
 
-/// Returns the id of the namespace that a cable leads to, and the index of its device here.
-fn cable(message: &Message<'_>) -> Option<(u32, u32)> {
+/// Returns the id of the namespace that a device leads to, and the device's index here.
+fn namespace_behind(message: &Message<'_>) -> Option<(u32, u32)> {
     let (header, mut attributes) = message.split::<[u8; LINK_HEADER]>()?;
     let (_, value) = attributes.find(|(kind, _)| *kind == libc::IFLA_LINK_NETNSID)?;
     let index = header.get(LINK_INDEX..)?.get(..size_of::<u32>())?;

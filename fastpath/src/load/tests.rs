@@ -2,6 +2,7 @@ use aya::maps::Map;
 use xdp_prog::stage::Stage;
 
 use super::*;
+use crate::object::testing::stubs;
 
 #[test]
 fn lru_tables_have_room_for_what_each_cpu_takes() {
@@ -51,8 +52,7 @@ fn loaded_stages(loaded: &Loaded) -> Vec<Stage> {
 
 #[test]
 fn stages_of_a_duty_are_loaded_once_it_is_taken_on() {
-    let stubs = lab::stub_object(object::bytes()).leak();
-    let loader = Loader::unpinned().object(stubs);
+    let loader = Loader::unpinned().object(stubs());
     let loader = loader.max_entries(map::LUT, 1024);
     let mut loaded = loader.duties(Duties::default()).load().unwrap();
     let reached = |duties| {

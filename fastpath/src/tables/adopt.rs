@@ -146,18 +146,18 @@ impl Tables {
         let local = self.adopt_local_run(id, run, entry.local);
         let pods = pods.into_iter().flatten();
         let runs = std::iter::once(run).chain(local);
-        let mut owners: BTreeSet<u32> = runs
+        let mut sharing: BTreeSet<u32> = runs
             .flat_map(|run| self.lut.of(run).map(|slot| slot.owner()))
             .collect();
-        owners.remove(&0);
-        let mut named = owners.clone();
+        sharing.remove(&0);
+        let mut named = sharing.clone();
         named.extend(pods.clone().map(|(_, backend)| *backend));
         named.remove(&0);
         let backends: BTreeSet<u32> = named
             .into_iter()
             .filter(|backend| self.adopt_backend(*backend, |backend| &mut backend.services))
             .collect();
-        owners.retain(|owner| {
+        sharing.retain(|owner| {
             backends.contains(owner) && self.adopt_backend(*owner, |backend| &mut backend.shared)
         });
         let pods = pods
@@ -173,7 +173,7 @@ impl Tables {
             local,
             mode,
             backends: backends.into_iter().collect(),
-            owners: owners.into_iter().collect(),
+            sharing: sharing.into_iter().collect(),
             pods,
             source_ranges: source_ranges.cloned().unwrap_or_default(),
             owner,
@@ -216,7 +216,7 @@ impl Tables {
             self.store_backend_word(id, offset_of!(Backend, flags), flags);
         }
         if entry.namespace != NAMESPACE_UNKNOWN {
-            // So has the pod's namespace.
+            // The id may name another namespace by now.
             self.store_backend_word(id, offset_of!(Backend, namespace), NAMESPACE_UNKNOWN);
         }
         if let Some(backend) = self.contents.backend_by_key.get_mut(&owned) {

@@ -116,8 +116,8 @@ impl Tables {
             .collect()
     }
 
-    /// Replaces what is known of the network namespaces of this machine's pods, by the pods' addresses. Programs ask the
-    /// sockets there whether a connection is still there.
+    /// Replaces what is known of the network namespaces of this machine's pods, by the pods' addresses. The programs
+    /// ask the kernel for connections there.
     pub fn set_pod_namespaces(&mut self, namespaces: &BTreeMap<IpAddr, PodNamespace>) {
         if self.pod_namespaces == *namespaces {
             return;

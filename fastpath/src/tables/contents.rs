@@ -18,8 +18,8 @@ pub struct InstalledService {
     pub mode: ForwardMode,
     /// Ids of its backends.
     pub(super) backends: Box<[u32]>,
-    /// Ids of those that own slots: they take new connections.
-    pub(super) owners: Box<[u32]>,
+    /// Ids of those that own slots: they have a share of new connections.
+    pub(super) sharing: Box<[u32]>,
     /// Owner of its backends ([`ServiceSpec::owner`]).
     pub owner: u32,
     /// This machine's pods by tag.

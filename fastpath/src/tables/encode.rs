@@ -9,7 +9,7 @@ use xdp_prog::abi::{
     Backend, CONFIG_MEND, CONFIG_NODE, CONFIG_PROBES, Config, EdgePrefix, HOP_CARRIED, HOP_GATEWAY,
     IndexKey, NAMESPACE_OWN, NAMESPACE_UNKNOWN, NextHop, SERVICE_DROP_WHEN_EMPTY, SERVICE_NAT,
     SERVICE_NODE_PORT, SERVICE_PODS, SERVICE_SOURCE_RANGES, Service, ServiceKeyV4, ServiceKeyV6,
-    SourcePrefix, Tag,
+    SourcePrefix, Tag, namespace_of_id,
 };
 
 use super::{
@@ -148,7 +148,7 @@ pub(super) const fn namespace_word(namespace: Option<PodNamespace>) -> u32 {
     match namespace {
         None => NAMESPACE_UNKNOWN,
         Some(PodNamespace::Own) => NAMESPACE_OWN,
-        Some(PodNamespace::Other(id)) => id + 1,
+        Some(PodNamespace::Other(id)) => namespace_of_id(id),
     }
 }
 

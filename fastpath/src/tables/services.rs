@@ -96,9 +96,9 @@ impl Tables {
             }
         };
         self.contents.specs.insert(key, spec);
-        self.share(&service.owners);
+        self.share(&service.sharing);
         if let Some(old) = self.contents.installed.insert(key, Arc::new(service)) {
-            self.unshare(&old.owners);
+            self.unshare(&old.sharing);
             self.drop_backends(old.backends.iter().copied());
         }
         Ok(change)
@@ -134,7 +134,7 @@ impl Tables {
                 pods: Pods::new(),
                 source_ranges: service.source_ranges.clone(),
             });
-            self.unshare(&service.owners);
+            self.unshare(&service.sharing);
             self.drop_backends(service.backends.iter().copied());
         }
         self.invalidate_notes()?;
@@ -299,7 +299,7 @@ impl Tables {
             local: runs.local,
             mode: spec.mode,
             backends: ids.into(),
-            owners: ids.iter().copied().take(layout.sharing).collect(),
+            sharing: ids.iter().copied().take(layout.sharing).collect(),
             pods,
             source_ranges: ranges,
             owner: spec.owner,

@@ -21,6 +21,7 @@ use xdp_prog::{
     abi::{
         self, AddressKey, Backend, Claim, Client, ClientBackend, Config, NAMESPACE_OWN,
         NAMESPACE_UNKNOWN, PastPair, PathReport, Pin, SlotPair, TaggedLink, Traffic, Tuple, map,
+        namespace_of_id,
     },
     capture::Slot,
     process::Action,
@@ -391,7 +392,7 @@ fn backends_of(tables: &TableSet, namespace: u32) -> Vec<Backend> {
     let mut backends = tables.backends.clone();
     for backend in &mut backends {
         if ![NAMESPACE_UNKNOWN, NAMESPACE_OWN].contains(&backend.namespace) {
-            backend.namespace = namespace + 1;
+            backend.namespace = namespace_of_id(namespace);
         }
     }
     backends

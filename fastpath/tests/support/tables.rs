@@ -800,10 +800,10 @@ impl Clients for ModelTables<'_> {
 }
 
 impl Sockets for ModelTables<'_> {
-    fn socket(&self, connection: &Tuple, namespace: u32) -> SocketState {
+    fn socket_state(&self, connection: &Tuple, namespace: u32) -> SocketState {
         let socket = self.tables.socket.filter(|_| !self.is_socket_lost.get());
         match socket {
-            _ if namespace == NAMESPACE_UNKNOWN => SocketState::NOT_ASKED,
+            _ if namespace == NAMESPACE_UNKNOWN => SocketState::UNKNOWN,
             Some(socket) if namespace != NAMESPACE_OWN && socket.connection == *connection => {
                 socket.end.seen()
             }

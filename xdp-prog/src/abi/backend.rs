@@ -34,7 +34,7 @@ pub struct Backend {
     /// 1 while it takes new connections, those of one of its owner's services at least; else 0.
     pub takes_new: u32,
     /// The network namespace of a pod of this machine, which has the sockets of its connections: [`NAMESPACE_UNKNOWN`],
-    /// [`NAMESPACE_OWN`], or the namespace's id in this machine's own plus 1.
+    /// [`NAMESPACE_OWN`], or [`namespace_of_id`].
     pub namespace: u32,
     /// Always zero: one cache line per entry.
     pub reserved: [u8; 8],
@@ -44,6 +44,18 @@ pub struct Backend {
 pub const NAMESPACE_UNKNOWN: u32 = 0;
 /// [`Backend::namespace`]: that of this machine, where the programs run.
 pub const NAMESPACE_OWN: u32 = u32::MAX;
+
+/// Returns the word of [`Backend::namespace`] for the namespace with this id in this machine's own (`ip-netns(8)`).
+#[inline(always)]
+pub const fn namespace_of_id(id: u32) -> u32 {
+    id + 1
+}
+
+/// Returns the id that [`namespace_of_id`] was given.
+#[inline(always)]
+pub const fn id_of_namespace(namespace: u32) -> u32 {
+    namespace.wrapping_sub(1)
+}
 
 /// [`Backend::flags`]: the node address is IPv4.
 pub const BACKEND_V4: u32 = 1;

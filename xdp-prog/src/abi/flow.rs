@@ -351,7 +351,7 @@ impl PodFlow {
         self.packed |= u64::from_ne_bytes([0, 0, 0, state, 0, 0, 0, 0]);
     }
 
-    /// Returns the number, whose meaning depends on the state.
+    /// Returns the number; its meaning depends on the table.
     #[inline(always)]
     pub const fn number(&self) -> u32 {
         split_u64(self.packed)[1]
@@ -372,8 +372,11 @@ impl PodFlow {
         self.number() == SOCKET_SEEN
     }
 
-    /// Notes what the pod's kernel has said of the connection first. What it says later changes nothing: where the flow
-    /// had no socket with this key, one that comes later is of somebody else. Not for a flow that is not proved.
+    /// Notes whether the pod's kernel had a socket with this key, unless that is noted already: one that comes after none is
+    /// of somebody else. Not for a flow that is not proved.
+    ///
+    /// Stage `pod_flow` notes either answer when the client proves its address. Stage `ask` notes an open socket only, because
+    /// one that is missing may have been there before.
     #[inline(always)]
     pub const fn note_socket(&mut self, is_there: bool) {
         if self.number() == 0 {
@@ -442,7 +445,7 @@ pub const FLOW_ASKED: u8 = 64;
 
 /// The pod's kernel has had a socket for the connection.
 const SOCKET_SEEN: u32 = 1;
-/// The pod's kernel has had none when the client proved its address.
+/// The pod's kernel had none when the client proved its address.
 const SOCKET_MISSED: u32 = 2;
 
 /// Flags that tell the meaning of a flow's number.

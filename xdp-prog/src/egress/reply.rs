@@ -6,8 +6,8 @@ use core::mem::offset_of;
 use super::{
     ChecksumField, Memory, Outcome, Skb, flows, fragments, hairpin,
     headers::{Headers, Part},
+    local_flows,
     mss::{self, Clamp},
-    own,
     rewrite::{correct, set_source, view_mut},
 };
 use crate::{
@@ -59,7 +59,7 @@ pub(super) fn translate<S: Skb, T: Memory>(
     };
     let Some(flow) = flow else {
         // A reply that was translated at another device may leave from a NodePort too.
-        if skb.is_translated() || own::remember(tables, packet, &ports, flags) {
+        if skb.is_translated() || local_flows::remember(tables, packet, &ports, flags) {
             return Ok(Outcome::Untouched);
         }
         return match flows::may_be_uncopied(tables, &key, flags) {

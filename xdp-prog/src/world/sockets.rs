@@ -5,21 +5,21 @@ use crate::abi::Tuple;
 /// The TCP connections of pods.
 pub trait Sockets {
     /// Returns the state of the connection with this tuple, as its pod sees it, in a network namespace
-    /// ([`Backend::namespace`](crate::abi::Backend::namespace)); always [`SocketState::NOT_ASKED`] where nobody can tell.
+    /// ([`Backend::namespace`](crate::abi::Backend::namespace)); always [`SocketState::UNKNOWN`] where nobody can tell.
     #[inline(always)]
-    fn socket(&self, _connection: &Tuple, _namespace: u32) -> SocketState {
-        SocketState::NOT_ASKED
+    fn socket_state(&self, _connection: &Tuple, _namespace: u32) -> SocketState {
+        SocketState::UNKNOWN
     }
 }
 
-/// The state of a connection: the bit with the number that Linux gives the state (`include/net/tcp_states.h`). A set of
-/// bits, so that a program asks for several states without a branch.
+/// The state of a connection: the bit with the number that Linux gives the state (`include/net/tcp_states.h`). So a program
+/// asks for several states without a branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketState(u32);
 
 impl SocketState {
-    /// Nobody can tell.
-    pub const NOT_ASKED: Self = Self(1);
+    /// Nobody can tell. Bit 0, which no state has.
+    pub const UNKNOWN: Self = Self(1);
     /// There is no such connection (`TCP_CLOSE`).
     pub const NONE: Self = Self::of_number(7);
 
@@ -37,10 +37,10 @@ impl SocketState {
         Self(1 << (number & 31))
     }
 
-    /// Tells whether the kernel was asked.
+    /// Tells whether the kernel has said anything.
     #[inline(always)]
-    pub const fn is_asked(self) -> bool {
-        self.0 != Self::NOT_ASKED.0
+    pub const fn is_known(self) -> bool {
+        self.0 != Self::UNKNOWN.0
     }
 
     /// Tells whether the pod's kernel goes on with the connection.
@@ -51,17 +51,16 @@ impl SocketState {
 
     /// Tells whether the pod's kernel has a socket for the connection, or for its handshake.
     #[inline(always)]
-    pub const fn is_there(self) -> bool {
+    pub const fn has_socket(self) -> bool {
         self.0 & (Self::OPEN | Self::BEGUN) != 0
     }
 
-    /// Tells whether a segment may belong to a connection that has had a socket. A handshake says nothing about it: anybody
-    /// can send a SYN in the client's name. The socket in `TIME_WAIT` answers a client that is not through:
-    /// `waits_for_client`.
+    /// Tells whether the pod may still answer segments of a connection that has had a socket. A handshake counts, because
+    /// anybody can begin one in the client's name. `TIME_WAIT` counts for a client that is not through: `waits_for_client`.
     #[inline(always)]
-    pub const fn may_go_on(self, waits_for_client: bool) -> bool {
+    pub const fn is_answered(self, waits_for_client: bool) -> bool {
         let time_wait = if waits_for_client { Self::TIME_WAIT } else { 0 };
-        self.0 & (Self::NOT_ASKED.0 | Self::OPEN | Self::BEGUN | time_wait) != 0
+        self.0 & (Self::UNKNOWN.0 | Self::OPEN | Self::BEGUN | time_wait) != 0
     }
 }
 
@@ -91,15 +90,15 @@ mod tests {
             let state = SocketState::of_number(number);
             let found = [
                 state.is_open(),
-                state.is_there(),
-                state.may_go_on(false),
-                state.may_go_on(true),
+                state.has_socket(),
+                state.is_answered(false),
+                state.is_answered(true),
             ];
             assert_eq!(found, expected, "{number}");
-            assert!(state.is_asked());
+            assert!(state.is_known());
         }
-        let nobody_asked = SocketState::NOT_ASKED;
-        assert!(!nobody_asked.is_asked() && !nobody_asked.is_there());
-        assert!(nobody_asked.may_go_on(false));
+        let unknown = SocketState::UNKNOWN;
+        assert!(!unknown.is_known() && !unknown.has_socket());
+        assert!(unknown.is_answered(false));
     }
 }

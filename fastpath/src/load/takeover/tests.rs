@@ -4,7 +4,7 @@ use aya::maps::MapInfo;
 use xdp_prog::abi::map;
 
 use super::*;
-use crate::{load::Loaded, object};
+use crate::{load::Loaded, object::testing::stubs};
 
 /// The version of which flows are adopted, and tables are not.
 const BEFORE: &str = "v4";
@@ -24,10 +24,8 @@ impl Pinned {
         pinned
     }
 
-    /// Programs that do nothing, because no packet comes here.
     fn loader(&self) -> Loader {
-        let stubs = lab::stub_object(object::bytes()).leak();
-        let loader = Loader::pinned(self.0.clone()).object(stubs);
+        let loader = Loader::pinned(self.0.clone()).object(stubs());
         loader.max_entries(map::LUT, 1024)
     }
 

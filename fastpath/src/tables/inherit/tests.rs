@@ -11,6 +11,7 @@ use zerocopy::IntoBytes as _;
 use super::*;
 use crate::{
     load::{Loaded, Loader},
+    object::testing::stubs,
     tables::{BackendSpec, ForwardMode, NatSettings, ServiceKey, ServiceSpec, Settings},
 };
 
@@ -117,10 +118,6 @@ fn tables() -> (Loaded, Tables) {
 }
 
 /// Programs that do nothing, because no packet comes here.
-fn stubs() -> &'static [u8] {
-    lab::stub_object(crate::object::bytes()).leak()
-}
-
 fn with_service(loaded: &Loaded) -> Tables {
     let mut tables = Tables::open(loaded).unwrap();
     let settings = Settings {

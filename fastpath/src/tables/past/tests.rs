@@ -10,6 +10,7 @@ use super::*;
 use crate::{
     load::{Loaded, Loader},
     nexthop::{NextHop, Resolution},
+    object::testing::stubs,
     tables::{BackendSpec, InstalledService, PodNamespace},
 };
 
@@ -41,7 +42,7 @@ fn load() -> Loaded {
         (map::BACKENDS, 32),
         (map::BACKEND_TRAFFIC, 32),
     ];
-    let loader = Loader::unpinned();
+    let loader = Loader::unpinned().object(stubs());
     let sized = sizes.into_iter().fold(loader, |loader, (name, size)| {
         loader.max_entries(name, size)
     });

@@ -1,7 +1,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::Ipv4Addr,
-    sync::OnceLock,
 };
 
 use xdp_prog::abi::map;
@@ -9,14 +8,12 @@ use xdp_prog::abi::map;
 use super::*;
 use crate::{
     load::{Loaded, Loader},
-    object,
+    object::testing::stubs,
     tables::BackendSpec,
 };
 
 const SERVICE: &str = "10.99.0.1:80/tcp";
 const NODE: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
-/// The object with programs that do nothing, which the kernel verifies at once.
-static STUBS: OnceLock<Vec<u8>> = OnceLock::new();
 const DAY: u32 = PAST_OWNER_SECONDS;
 
 /// An edge with small tables.
@@ -61,9 +58,7 @@ impl Edge {
             (map::BACKENDS, 64),
             (map::BACKEND_TRAFFIC, 64),
         ];
-        // No packet comes here.
-        let stubs = STUBS.get_or_init(|| lab::stub_object(object::bytes()));
-        let loader = Loader::unpinned().object(stubs);
+        let loader = Loader::unpinned().object(stubs());
         let sized = sizes.into_iter().fold(loader, |loader, (name, size)| {
             loader.max_entries(name, size)
         });

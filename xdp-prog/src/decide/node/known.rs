@@ -2,11 +2,12 @@
 //!
 //! A connection is known if `FLOWS` has it and it has not ended a while ago: the client may use its port again by now, with
 //! another owner of its slot. A client that resets its connection ends it too, and nobody else hears of it than the pod. So
-//! the pod's kernel is asked for the socket, if it has had one. It may have none for a connection that goes on: a sidecar
-//! takes connections under other ports, and a stack in user space has no sockets.
+//! the pod's kernel is asked for the socket. That one is missing counts only if there has been one: a sidecar takes
+//! connections under other ports, and a stack in user space has no sockets.
 //!
-//! A connection that is not proved yet is known by a segment that proves it: it acknowledges the number of the pod's SYN+ACK.
-//! A connection with an open socket at the pod is known too, because the tables may have lost it.
+//! A connection that is not in `FLOWS` is known by a segment that proves it: it acknowledges the number of the pod's SYN+ACK.
+//! It is also known if the pod's kernel has it open, unless `FLOWS_EMBRYONIC` has its key for another VIP: the tables may
+//! have lost it.
 //!
 //! A flow of datagrams is known while it lives: to `FLOWS_DATAGRAM`, or to `FLOWS_EMBRYONIC` if the pod does not answer it.
 //! Anybody may have begun it by a datagram in the client's name. But that one took the way that the client's own take.
@@ -43,24 +44,13 @@ pub(crate) fn find<T: World>(
     segment: &Segment,
 ) -> Known {
     let seen_by_pod = flow_lookup::seen_by_pod(tables, forward, &pod.pod);
-    match at_port(
-        tables,
-        forward,
-        (pod, seen_by_pod),
-        forward.source_port(),
-        segment,
-    ) {
+    let at = |port| at_port(tables, forward, (pod, seen_by_pod), port, segment);
+    match at(forward.source_port()) {
         Known::No => {}
         known => return known,
     }
     match flow_lookup::find_and_renew_forward(tables, forward, &pod.pod) {
-        Some((port, _)) => at_port(
-            tables,
-            forward,
-            (pod, seen_by_pod),
-            port.to_be_bytes(),
-            segment,
-        ),
+        Some((port, _)) => at(port.to_be_bytes()),
         None => Known::No,
     }
 }
@@ -80,9 +70,9 @@ fn at_port<T: World>(
     let now = tables.now();
     let is_tcp = forward.protocol() == protocol::TCP;
     let socket = if is_tcp {
-        tables.socket(&key, pod.namespace)
+        tables.socket_state(&key, pod.namespace)
     } else {
-        SocketState::NOT_ASKED
+        SocketState::UNKNOWN
     };
     let proved = tables.with_flow(FlowTable::Established, &key, |flow| {
         if !flow.is_between(client, unseen, service, seen_by_pod.flag()) {
@@ -110,6 +100,7 @@ fn at_port<T: World>(
         }
         unproved::is_proof(flow, segment) || socket.is_open()
     });
+    // Without an entry, the socket alone tells.
     if unproved.unwrap_or(socket.is_open()) {
         Known::Unnoted
     } else {
@@ -117,11 +108,11 @@ fn at_port<T: World>(
     }
 }
 
-/// Tells whether a segment may belong to a proved connection, by what the pod's kernel has of it. A client whose FIN the pod
-/// has not acknowledged repeats it.
+/// Tells whether a segment may belong to a proved connection, by what the pod's kernel has of it. A client repeats its FIN if
+/// the pod's ACK was lost.
 #[inline(always)]
 const fn may_go_on(flow: &PodFlow, socket: SocketState, segment: &Segment) -> bool {
     const FINS: u8 = FLOW_FIN_CLIENT | FLOW_FIN_POD;
     let waits_for_client = flow.state() & FINS == FLOW_FIN_POD || segment.flags.fin();
-    !flow.has_had_socket() || socket.may_go_on(waits_for_client)
+    !flow.has_had_socket() || socket.is_answered(waits_for_client)
 }

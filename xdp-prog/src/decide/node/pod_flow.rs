@@ -253,9 +253,10 @@ impl Flow<'_> {
         let key = self.key(place.port);
         if place.lookup == FlowLookup::Embryonic && remember_segment(tables, &key, segment) {
             let mut entry = self.entry(&key, tables.now());
-            let socket = tables.socket(&key, self.delivery.backend.namespace);
-            if socket.is_asked() {
-                entry.note_socket(socket.is_there());
+            // The ACK has not reached the pod yet: its socket is that of the handshake, or missing after a SYN cookie.
+            let socket = tables.socket_state(&key, self.delivery.backend.namespace);
+            if socket.is_known() {
+                entry.note_socket(socket.has_socket());
             }
             flow_state::move_to_established(tables, &key, &entry);
             place.lookup = FlowLookup::Established;

@@ -5,7 +5,7 @@ use aya_ebpf::{
     helpers::{bpf_sk_release, bpf_skc_lookup_tcp},
 };
 use xdp_prog::{
-    abi::{NAMESPACE_OWN, NAMESPACE_UNKNOWN, Tuple},
+    abi::{NAMESPACE_OWN, NAMESPACE_UNKNOWN, Tuple, id_of_namespace},
     world::{SocketState, Sockets},
 };
 
@@ -20,11 +20,11 @@ const CURRENT: u64 = u64::MAX;
 
 impl Sockets for XdpMaps<'_> {
     #[inline(always)]
-    fn socket(&self, connection: &Tuple, namespace: u32) -> SocketState {
+    fn socket_state(&self, connection: &Tuple, namespace: u32) -> SocketState {
         let namespace = match namespace {
-            NAMESPACE_UNKNOWN => return SocketState::NOT_ASKED,
+            NAMESPACE_UNKNOWN => return SocketState::UNKNOWN,
             NAMESPACE_OWN => CURRENT,
-            id => u64::from(id - 1),
+            known => u64::from(id_of_namespace(known)),
         };
         let (mut tuple, length) = wire_tuple(connection);
         // SAFETY: the context is valid for the run, and the tuple is as long as the longer of the two lengths.

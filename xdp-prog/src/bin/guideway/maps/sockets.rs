@@ -9,7 +9,7 @@ use xdp_prog::{
     world::{SocketState, Sockets},
 };
 
-use super::XdpMaps;
+use super::{XdpMaps, read_once};
 
 /// Lengths of the two members of the kernel's `struct bpf_sock_tuple`, by which it tells the families apart.
 const LENGTH_V4: u32 = 12;
@@ -40,8 +40,10 @@ impl Sockets for XdpMaps<'_> {
         if socket.is_null() {
             return SocketState::NONE;
         }
-        // SAFETY: the kernel has found it, and keeps it until it is released. It allows a load of the whole field alone.
-        let state = unsafe { (&raw const (*socket).state).read_volatile() };
+        // SAFETY: the kernel has found it, and keeps it until it is released.
+        let found = unsafe { &*socket };
+        // The kernel allows a load of the whole field only.
+        let state = read_once(&found.state);
         // SAFETY: it is not used from here on.
         unsafe { bpf_sk_release(socket.cast()) };
         SocketState::of_number(state)

@@ -247,10 +247,10 @@ impl Agent {
         let wanted = self.config.desired.interfaces.keys();
         let may_attach = self.attachments.look_for_unattached(wanted) || lost;
         let moved = self.look_for_pod_devices();
-        self.follow_pod_namespaces();
         self.mending.forget_queues();
         let gone = self.departed_pods.has_lost_device();
         if self.machine == before && !found && !may_attach && !moved && !gone {
+            self.follow_pod_namespaces();
             let outcome = self.next_hops.refresh(&mut self.tables);
             let outcome = outcome.map_err(|error| chain(&error));
             self.problems.note(Instant::now(), Item::NextHops, outcome);
@@ -301,6 +301,7 @@ impl Agent {
 
     fn settle_what_is_known(&mut self) -> usize {
         if self.waits_for_state() {
+            self.follow_pod_namespaces();
             self.hold();
             self.hold_announcements();
             return 0;
@@ -308,6 +309,7 @@ impl Agent {
         let own = &self.machine.addresses;
         self.totals.follow(&self.config.desired, own);
         self.health_checks.select(&self.config.desired, own);
+        self.follow_pod_namespaces();
         let mut done = self.apply();
         // Only now, because checks may need what was just applied; and some may have lost their target.
         self.set_check_targets();

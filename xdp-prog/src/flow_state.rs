@@ -25,6 +25,9 @@ pub const HOLD_UNPROVED_NS: u64 = 3_000_000_000;
 /// time.
 pub const HOLD_ENDED_NS: u64 = 60_000_000_000 + RENEWAL_NS;
 
+/// The state of a flow that both ends have closed.
+pub(crate) const CLOSED: u8 = FLOW_FIN_CLIENT | FLOW_FIN_POD;
+
 /// Moves a flow to the table of flows whose client is proved, or that the pod has answered.
 #[inline(always)]
 pub(crate) fn move_to_established<T: Flows>(tables: &T, key: &Tuple, flow: &PodFlow) {
@@ -55,7 +58,6 @@ pub const fn is_live(table: FlowTable, protocol: u8, flow: &PodFlow, now: u64) -
 /// Tells whether a flow has ended, and the pod has left TIME_WAIT since.
 #[inline(always)]
 pub(crate) const fn is_over(flow: &PodFlow, now: u64) -> bool {
-    const CLOSED: u8 = FLOW_FIN_CLIENT | FLOW_FIN_POD;
     let state = flow.state();
     (state & FLOW_RESET != 0 || state & CLOSED == CLOSED) && age(flow.seen, now) >= HOLD_ENDED_NS
 }
@@ -63,7 +65,6 @@ pub(crate) const fn is_over(flow: &PodFlow, now: u64) -> bool {
 /// Returns how long a flow may idle, in ns; `ended` is the time for a flow that has ended.
 #[inline(always)]
 pub(crate) const fn idle_limit(table: FlowTable, protocol: u8, state: u8, ended: u64) -> u64 {
-    const CLOSED: u8 = FLOW_FIN_CLIENT | FLOW_FIN_POD;
     match table {
         _ if state & FLOW_RESET != 0 || state & CLOSED == CLOSED => ended,
         FlowTable::Embryonic => IDLE_TRANSITORY_NS,

@@ -59,7 +59,6 @@ impl Agent {
     fn attempt(&mut self) -> Attempt {
         let pods = self.totals.own_pods();
         self.pod_devices.follow(pods, &mut self.next_hops);
-        self.follow_pod_namespaces();
         let machine = Machine {
             pod_devices: self.pod_devices.devices.clone(),
             ..self.machine.clone()

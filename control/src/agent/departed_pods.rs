@@ -64,7 +64,10 @@ impl DepartedPods {
         let Some(there) = addresses() else {
             return false;
         };
-        self.is_due |= self.any(|pod, departed| !departed.is_kept(pod, &there, now));
+        self.is_due |= self.any(|pod, departed| {
+            let present = devices_of(pod, &there);
+            !departed.is_kept(present.as_ref(), now)
+        });
         self.listed = self.is_due.then_some(there);
         self.is_due
     }
@@ -119,8 +122,9 @@ impl DepartedPods {
     fn retain_there(&mut self, there: &PodAddresses, now: Instant) {
         for departed in self.pods.values_mut() {
             departed.retain(|pod, departed| {
-                let is_kept = departed.is_kept(pod, there, now);
-                departed.note_devices(devices_of(pod, there).as_ref());
+                let present = devices_of(pod, there);
+                let is_kept = departed.is_kept(present.as_ref(), now);
+                departed.note_devices(present.as_ref());
                 is_kept
             });
         }
@@ -168,13 +172,13 @@ impl Departed {
         }
     }
 
-    fn is_kept(&self, pod: &BackendKey, there: &PodAddresses, now: Instant) -> bool {
+    /// Tells whether the pod is still delivered to, by the devices that lead to its address now.
+    fn is_kept(&self, present: Option<&BTreeSet<u32>>, now: Instant) -> bool {
         let is_same = |devices: &BTreeSet<u32>| {
             let known = self.devices.as_ref();
             known.is_none_or(|known| !known.is_disjoint(devices))
         };
-        devices_of(pod, there).as_ref().is_some_and(is_same)
-            && now.saturating_duration_since(self.since) < KEPT
+        present.is_some_and(is_same) && now.saturating_duration_since(self.since) < KEPT
     }
 }
 

@@ -2,7 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use super::plain_data;
+use super::{HOP_CARRIED, plain_data};
 
 /// A device, and the VLAN tag on its frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -22,6 +22,18 @@ impl TaggedLink {
     pub const fn parts(self) -> (u32, u16) {
         (self.0 as u32, (self.0 >> 32) as u16)
     }
+
+    /// Returns the index of a device whose frames leave by this link, as [`NextHop::ifindex`](super::NextHop::ifindex) has
+    /// it: with [`HOP_CARRIED`] if the agent sends them by the device itself.
+    #[inline(always)]
+    pub const fn device_word(self, ifindex: u32) -> u32 {
+        let (below, _) = self.parts();
+        if below & !HOP_CARRIED == ifindex {
+            below
+        } else {
+            ifindex
+        }
+    }
 }
 
 plain_data! {
@@ -38,5 +50,14 @@ mod tests {
         assert_eq!(link.parts(), (u32::MAX, 0));
         assert_eq!(TaggedLink::new(7, 4094).parts(), (7, 4094));
         assert_ne!(link, TaggedLink::new(u32::MAX, 1));
+    }
+
+    #[test]
+    fn only_frames_that_leave_by_the_device_itself_make_it_a_carried_one() {
+        let carried = TaggedLink::new(7 | HOP_CARRIED, 0);
+        assert_eq!(carried.device_word(7), 7 | HOP_CARRIED);
+        // A VLAN device above it.
+        assert_eq!(carried.device_word(9), 9);
+        assert_eq!(TaggedLink::new(7, 0).device_word(7), 7);
     }
 }

@@ -4,11 +4,10 @@ use std::{
     collections::BTreeSet,
     io::{self, BufRead, BufReader, Write},
     net::{SocketAddr, TcpStream, UdpSocket},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use lab::Machine;
+use lab::{Machine, wait_for};
 use nix::sys::socket::{setsockopt, sockopt::TcpRepair};
 
 use super::{Protocol, Service, TIMEOUT};
@@ -132,17 +131,13 @@ impl Flow {
         socket2::SockRef::from(stream.get_ref()).set_linger(Some(Duration::ZERO))?;
         drop(stream);
         // A process that another thread begins has a copy of the socket for a moment.
-        let since = Instant::now();
-        loop {
+        let opened = wait_for("the port is free", TIMEOUT, || {
             match Self::open_from(client, &service, port, PATIENCE) {
-                Err(error)
-                    if error.kind() == io::ErrorKind::AddrInUse && since.elapsed() < TIMEOUT =>
-                {
-                    thread::sleep(Duration::from_millis(10));
-                }
-                opened => return opened,
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(error),
+                opened => Ok(opened),
             }
-        }
+        });
+        opened.unwrap()
     }
 
     /// Asks on each flow; the node or pod that has answered first must answer.

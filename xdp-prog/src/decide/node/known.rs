@@ -14,7 +14,7 @@
 
 use super::{flow_lookup, unproved};
 use crate::{
-    abi::{Backend, FLOW_FIN_CLIENT, FLOW_FIN_POD, PodFlow, Tuple, age},
+    abi::{Backend, FLOW_FIN_POD, PodFlow, Tuple, age},
     flow_state,
     parse::Segment,
     verdict::SeenByPod,
@@ -112,7 +112,7 @@ fn at_port<T: World>(
 /// the pod's ACK was lost.
 #[inline(always)]
 const fn may_go_on(flow: &PodFlow, socket: SocketState, segment: &Segment) -> bool {
-    const FINS: u8 = FLOW_FIN_CLIENT | FLOW_FIN_POD;
-    let waits_for_client = flow.state() & FINS == FLOW_FIN_POD || segment.flags.fin();
+    let ends = flow.state() & flow_state::CLOSED;
+    let waits_for_client = ends == FLOW_FIN_POD || segment.flags.fin();
     !flow.has_had_socket() || socket.is_answered(waits_for_client)
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use xdp_prog::{
-    abi::{HOP_CARRIED, NatBegun, NatCount, NatForward, NatMark, NatReverse, Tuple},
+    abi::{NatBegun, NatCount, NatForward, NatMark, NatReverse, Tuple},
     world::{Inserted, NatFlows, NatState, Origin, Taken, Translation},
 };
 
@@ -117,12 +117,7 @@ impl NatFlows for ReadOnly<'_> {
 
     fn device_word(&self, ifindex: u32) -> u32 {
         let link = self.tables.vlans.held().get(&ifindex);
-        let below = link.map_or(ifindex, |link| link.parts().0);
-        if below & !HOP_CARRIED == ifindex {
-            below
-        } else {
-            ifindex
-        }
+        link.map_or(ifindex, |link| link.device_word(ifindex))
     }
 
     fn keep(&self, translation: Translation) -> Option<&Translation> {

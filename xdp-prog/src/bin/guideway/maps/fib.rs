@@ -7,9 +7,7 @@ use aya_ebpf::{
     macros::btf_map,
     programs::XdpContext,
 };
-use xdp_prog::abi::{
-    AddressKey, BACKEND_V4, Backend, HOP_CARRIED, HOP_GATEWAY, NextHop, TaggedLink, size,
-};
+use xdp_prog::abi::{AddressKey, BACKEND_V4, Backend, HOP_GATEWAY, NextHop, TaggedLink, size};
 
 use super::{NO_PREALLOC, read_once};
 
@@ -67,12 +65,7 @@ pub(super) fn device(
 pub(super) fn device_word(ifindex: u32) -> u32 {
     // SAFETY: as in `fib_lookup`.
     let link = unsafe { VLANS.get(ifindex) }.map_or(TaggedLink::new(ifindex, 0), read_once);
-    let (below, _) = link.parts();
-    if below & !HOP_CARRIED == ifindex {
-        below
-    } else {
-        ifindex
-    }
+    link.device_word(ifindex)
 }
 
 const AF_INET: u8 = 2;

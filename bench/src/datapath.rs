@@ -38,6 +38,13 @@
 //! | `nat` | NAT mode, from client to backend | `floor` |
 //! | `nat_reply` | NAT mode, from backend to client | `floor` |
 //! | `other_egress` | the TC egress program leaves a packet alone that is no pod's reply | returns `TC_ACT_UNSPEC` |
+//! | `past` | the plain path to pods that are new owners of their slots: the node may return the packet | `floor` |
+//! | `pinned` | the same, for connections that are pinned to past owners | `floor` |
+//! | `node_tries` | as `node`, with packets that the node may return | returns `XDP_PASS` |
+//! | `node_first` | as `node`, with the first packet of each flow in a second | returns `XDP_PASS` |
+//! | `node_asked` | as `node_tries`, with the first packet of each flow in a second: the node asks the pod's kernel | returns `XDP_PASS` |
+//! | `node_return` | the node does not know the flow, and returns the packet to the edge | `floor` |
+//! | `retry` | the edge sends a packet that was returned to the slot's next owner | `floor` |
 //!
 //! `node`, `reply` and NAT find their flows in the tables. The tables hold 10 000 flows, and each has one
 //! packet before its cost is measured. If a program passes frames to the stack, a TC program is the sink. The
@@ -59,6 +66,7 @@ pub mod instructions;
 mod object;
 mod paths;
 mod plan;
+mod pod_sockets;
 mod report;
 mod result;
 mod rig;
@@ -206,14 +214,14 @@ fn measure(
             report::lower(protocol),
             options.rounds
         ));
-        for (stream, system) in plan::rate_trials(round) {
+        for (stream, system) in plan::rate_trials(protocol, round) {
             let rate = rig.rate(system, case(stream), frames)?;
             if round > 0 {
                 samples.pps.entry((system, stream)).or_default().push(rate);
             }
         }
         let _statistics = RunStatistics::enable()?;
-        for (stream, system) in plan::cost_trials(round) {
+        for (stream, system) in plan::cost_trials(protocol, round) {
             let cost = rig.cost(system, case(stream), frames)?;
             if round > 0 {
                 samples.ns.entry((system, stream)).or_default().push(cost);

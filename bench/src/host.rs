@@ -4,7 +4,7 @@ use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::{
-    process::setpriority_process,
+    process::{Resource, Rlimit, getrlimit, setpriority_process, setrlimit},
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
     time::{ClockId, Timespec, clock_gettime},
 };
@@ -226,6 +226,16 @@ fn allowed_cores() -> Result<Vec<usize>> {
 
 /// The nice value of the most favoured ordinary thread.
 const HIGHEST_PRIORITY: i32 = -20;
+
+/// Lets this process have as many sockets as the machine allows it.
+pub(crate) fn allow_many_sockets() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let all = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    let _ = setrlimit(Resource::Nofile, all);
+}
 
 /// Reads the core time of the calling thread.
 ///

@@ -40,7 +40,6 @@ use std::{
 
 use anyhow::{Context, Result};
 use lab::{Cidr, Guideway, Machine, Process, Route, Topology};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 pub use self::{
     addresses::PlannedFlow,
@@ -59,6 +58,7 @@ use self::{
 };
 use crate::{
     datapath::Protocol,
+    host,
     load::{Arrivals, Generator, search::searching, sockets::Backends},
     probe::Key,
     scenario::{AddressFamily, EventKind, GeneratorKind, Load, Scenario, System, WireKind},
@@ -195,7 +195,8 @@ impl Lab {
         guideway: &Path,
         show_progress: &(dyn Fn(&str) + Sync),
     ) -> Result<Self> {
-        allow_many_sockets();
+        // Each flow, and each address of a backend, has one. Fewer are reported by those that cannot be opened.
+        host::allow_many_sockets();
         let systems = scenario.systems.iter().copied();
         let systems: Vec<System> = systems.filter(|one| *one != System::Direct).collect();
         let edges = u8::try_from(systems.len())?;
@@ -442,16 +443,6 @@ impl Wire for Lab {
     fn describe(&self, system: System) -> String {
         describe::system(system)
     }
-}
-
-/// Each flow, and each address of a backend, has one. Fewer are reported by those that cannot be opened.
-fn allow_many_sockets() {
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    let all = Rlimit {
-        current: maximum,
-        maximum,
-    };
-    let _ = setrlimit(Resource::Nofile, all);
 }
 
 fn address_of(machine: &Machine, family: AddressFamily) -> IpAddr {

@@ -5,6 +5,7 @@
 //! reply      pod -> client                              becomes VIP -> client
 //! nat        client -> VIP                              becomes edge -> backend
 //! nat_reply  backend -> edge                            becomes VIP -> client
+//! retry      node -> edge, within it: client -> VIP     becomes edge -> next node, the same within it
 //! ```
 //!
 //! The flows are the same on all paths. Flow `n` differs from the others in the low bits of one address and in
@@ -49,6 +50,7 @@ pub(super) fn pattern(system: System, family: Family, protocol: Protocol) -> Opt
         pod,
         backend,
         stranger,
+        unknown_client,
         ..
     } = tables::addresses(family);
     let (_, port) = client(0);
@@ -58,11 +60,23 @@ pub(super) fn pattern(system: System, family: Family, protocol: Protocol) -> Opt
         System::Floor | System::Static | System::Hit | System::Guideway | System::Slots => {
             return None;
         }
-        System::Pass | System::Node => {
-            let service = tables::service(System::Node, family, protocol)?;
-            from_client((service.address, service.port))
+        System::NodeReturn => {
+            let service = tables::service(system, family, protocol)?;
+            let to = (service.address, service.port);
+            ((unknown_client, port), to, Varying::Source)
         }
-        System::Nat | System::Services | System::NodePort | System::L2Dsr => {
+        System::Pass
+        | System::Node
+        | System::NodeTries
+        | System::NodeFirst
+        | System::NodeAsked
+        | System::Nat
+        | System::Services
+        | System::NodePort
+        | System::L2Dsr
+        | System::Past
+        | System::Pinned
+        | System::Retry => {
             let service = tables::service(system, family, protocol)?;
             from_client((service.address, service.port))
         }
@@ -71,18 +85,29 @@ pub(super) fn pattern(system: System, family: Family, protocol: Protocol) -> Opt
         System::OtherEgress => to_client((stranger, PORT)),
         System::NatReply => ((backend, TARGET_PORT), (here, port), Varying::Across),
     };
-    let is_within = matches!(system, System::Pass | System::Node);
-    let outer = if is_within { family.header_length() } else { 0 };
+    // The outer header's source and tag.
+    let within = match system {
+        System::Pass | System::Node | System::NodeFirst => Some((edge, tables::pod_tag(pod))),
+        System::NodeTries | System::NodeAsked | System::NodeReturn => {
+            Some((edge, tables::with_tries(tables::pod_tag(pod))))
+        }
+        System::Retry => {
+            let (node, pod) = tables::owner_of_retries(family);
+            Some((node, tables::with_tries(tables::pod_tag(pod)).returned()))
+        }
+        _ => None,
+    };
+    let outer = within.map_or(0, |_| family.header_length());
     let l3 = Ethernet::LENGTH + outer;
     let l4 = l3 + family.header_length();
     let mut frame = frames::ethernet_header(frames::MACS_OUT, family);
-    if is_within {
-        let (number, tag) = match family {
+    if let Some((source, tag)) = within {
+        let (number, tag_at) = match family {
             Family::V4 => (protocol::IPV4, offset_of!(Ipv4, identification)),
             Family::V6 => (protocol::IPV6, offset_of!(Ipv6, class_label) + 2),
         };
-        let mut header = ip_header(number, PATTERN_LENGTH - l3, edge, here);
-        header[tag..tag + 2].copy_from_slice(&tables::pod_tag(pod).0.to_be_bytes());
+        let mut header = ip_header(number, PATTERN_LENGTH - l3, source, here);
+        header[tag_at..tag_at + 2].copy_from_slice(&tag.0.to_be_bytes());
         frame.append(&mut header);
     }
     let payload = PATTERN_LENGTH - l4;

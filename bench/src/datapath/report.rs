@@ -42,6 +42,8 @@ pub struct Row {
     pub of_plain: Option<Estimate>,
     /// Net cost divided by that with 10 000 flows; only for a million flows on the plain path.
     pub growth: Option<Estimate>,
+    /// Units beyond the path without what this one does beside it; `None` if there is no such path.
+    pub units_more: Option<Estimate>,
 }
 
 /// Frames per second on one core.
@@ -76,6 +78,11 @@ impl Row {
         let unit = |round: usize| hit[round] - floor[round];
         let estimate =
             |figure: &dyn Fn(usize) -> f64| bootstrap(rounds, |sample| median_of(sample, figure));
+        let units_of = |figure: &dyn Fn(usize) -> f64| {
+            bootstrap(rounds, |sample| {
+                median_of(sample, figure) / median_of(sample, unit)
+            })
+        };
         let plain = samples.ns.get(&(System::Guideway, stream));
         let plain = plain.filter(|_| system.empty() == Some(System::Floor));
         let few = &samples.ns[&(System::Guideway, FEW)];
@@ -99,14 +106,16 @@ impl Row {
             ns: median(ns),
             ns_spread: Spread::of(ns),
             net_ns: estimate(&net),
-            units: bootstrap(rounds, |sample| {
-                median_of(sample, net) / median_of(sample, unit)
-            }),
+            units: units_of(&net),
             unit_ns: median_of(&(0..rounds).collect::<Vec<_>>(), unit),
             of_plain: plain
                 .map(|plain| estimate(&|round| net(round) / (plain[round] - floor[round]))),
             growth: grows
                 .then(|| estimate(&|round| net(round) / (few[round] - floor_of_few[round]))),
+            units_more: system.without().map(cost).map(|without| {
+                let more = |round: usize| ns[round] - without[round];
+                units_of(&more)
+            }),
         }
     }
 
@@ -138,6 +147,7 @@ impl Row {
             ("units", Some(self.units)),
             ("of_plain", self.of_plain),
             ("growth", self.growth),
+            ("units_more", self.units_more),
         ] {
             if let Some(Estimate { value, low, high }) = estimate {
                 row[name] = json!(value);
@@ -188,7 +198,7 @@ impl Report {
 
     /// Computes the rows of one family and protocol.
     pub(super) fn add(&mut self, family: Family, protocol: Protocol, samples: Samples) {
-        let rows = System::rows();
+        let rows = System::rows(protocol);
         self.rows.extend(
             rows.map(|(system, stream)| Row::new(family, protocol, system, stream, &samples)),
         );

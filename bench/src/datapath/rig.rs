@@ -34,10 +34,11 @@ use fastpath::{
     tables::{TableReader, Tables},
 };
 use lab::{Namespace, Veth};
+use socket2::Socket;
 use xdp_prog::{
     abi::{self, ServiceKeyV4, ServiceKeyV6, Traffic},
     bench::{Cursor, map, program},
-    reason::{PassReason, ToClientReason},
+    reason::{PassReason, ReplyReason, ToClientReason, ToNodeReason},
 };
 
 use super::{
@@ -46,7 +47,7 @@ use super::{
     object::{
         array, attach, classifier, classifier_mut, generate, map_mut, send_live, xdp, xdp_mut,
     },
-    paths,
+    paths, pod_sockets,
     tables::{self, KNOWN_FLOWS},
 };
 use crate::host::{self, CoreTakenAway};
@@ -70,6 +71,8 @@ pub(super) struct Rig {
     sent: u32,
     /// The core that everything runs on.
     core: usize,
+    /// The ends of connections at the pod of the present case.
+    connections: Vec<Socket>,
 }
 
 /// The duration of sending frames.
@@ -95,9 +98,11 @@ impl RunStatistics {
     }
 }
 
-/// Creates the veth pairs. Must be called outside the namespace.
+/// Creates the veth pairs, and the addresses of a pod's connections. Must be called outside the namespace.
 pub(super) fn cable(namespace: &Namespace) -> Result<Cables> {
-    Ok(Cables(pairs(namespace, UNDER_TEST)?))
+    let cables = Cables(pairs(namespace, UNDER_TEST)?);
+    pod_sockets::add_addresses(namespace)?;
+    Ok(cables)
 }
 
 /// Creates a veth pair for each name. Must be called outside the namespace.
@@ -224,6 +229,7 @@ impl Rig {
             pairs,
             sent: 0,
             core,
+            connections: Vec::new(),
         })
     }
 
@@ -235,6 +241,10 @@ impl Rig {
         );
         array(&mut self.bench, map::OUTER)?.set(0, outer, 0)?;
         let device = self.pairs[abi::XDP_PROGRAM].far;
+        self.connections.clear();
+        if case.protocol == Protocol::Tcp {
+            self.connections = pod_sockets::open(case.family).context("opening a pod's sockets")?;
+        }
         tables::fill_flows(&self.product, &self.tables, case, device)
     }
 
@@ -258,12 +268,24 @@ impl Rig {
     /// Each flow that the tables know gets one packet before. At any rate worth measuring, the packets of a
     /// flow are less than a second apart. Nothing slow may happen between those packets and the measured ones: where
     /// the clock counts instructions, it counts those of this program too.
+    ///
+    /// Of systems whose first packets count, each flow gets no packet but one. As many other flows get theirs before.
     pub(super) fn cost(&mut self, system: System, case: Case, frames: u32) -> Result<f64> {
-        let is_known = case.stream.flows <= KNOWN_FLOWS;
-        let first = if is_known { case.stream.flows } else { 0 };
+        let is_of_first_packets = system.is_of_first_packets();
+        let flows = case.stream.flows;
+        let (before_flows, first, frames) = if is_of_first_packets {
+            tables::forget_notes(&self.product)?;
+            // Behind the flows that are measured.
+            self.sent = flows;
+            (2 * flows, flows, flows)
+        } else if flows <= KNOWN_FLOWS {
+            (flows, flows, frames)
+        } else {
+            (flows, 0, frames)
+        };
         let (before, after) = self.checked(system, case, first + frames, |rig| {
-            if is_known {
-                let stream = Stream::in_turn(case.stream.flows);
+            if first > 0 {
+                let stream = Stream::in_turn(before_flows);
                 rig.send(system, Case { stream, ..case }, first)?;
             }
             let before = rig.statistics(system, case.family)?;
@@ -317,7 +339,9 @@ impl Rig {
             System::Reply => PassReason::Translated.index(),
             System::NatReply => ToClientReason::NatReply.index(),
             System::Miss => PassReason::NoService.index(),
-            System::Services => return Ok(None),
+            System::NodeReturn => ReplyReason::Returned.index(),
+            System::Retry => ToNodeReason::Retried.index(),
+            System::Pass | System::Services => return Ok(None),
             _ => {
                 let service = tables::service(system, case.family, case.protocol);
                 let service = service.and_then(|key| self.tables.service(&key));
@@ -394,8 +418,12 @@ impl Rig {
             | System::Guideway
             | System::Slots
             | System::Services
-            | System::NodePort => length + outer,
-            System::Node => length - outer,
+            | System::NodePort
+            | System::Past
+            | System::Pinned => length + outer,
+            System::Node | System::NodeTries | System::NodeFirst | System::NodeAsked => {
+                length - outer
+            }
             _ => length,
         };
         let expected = u64::from(frames) * length as u64;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use aya::maps::{HashMap, Map, MapData};
+use aya::maps::{Array, HashMap, Map, MapData};
 use fastpath::{
     clock::monotonic_ns,
     load::{Loaded, Loader},
@@ -20,8 +20,8 @@ use fastpath::{
 };
 use xdp_prog::{
     abi::{
-        AddressKey, NAT_ANSWERED, NAT_OPEN, NatForward, NatLink, NatMark, NatReverse, PodFlow, Tag,
-        Tuple, map,
+        AddressKey, Backend, DeliveryNotes, FlowNote, NAT_ANSWERED, NAT_OPEN, NatForward, NatLink,
+        NatMark, NatReverse, PastPair, Pin, PodFlow, Tag, Tuple, map,
     },
     bench::client,
 };
@@ -51,6 +51,11 @@ const EDGES: u8 = 64;
 pub(super) const TARGET_PORT: u16 = 8080;
 /// Number of flows that a table knows.
 pub(super) const KNOWN_FLOWS: u32 = 10_000;
+/// Number of flows that a node, or an edge, is asked about: both limit how many they return in a moment.
+pub(super) const ASKED_FLOWS: u32 = 1_000;
+/// Pods of a service whose slots have had other owners, on as many nodes: owners now, and as many before them.
+const NEW_PODS: u32 = 300;
+const FORMER_PODS: u32 = 200;
 
 /// The addresses of one family.
 pub(super) struct CaseAddresses {
@@ -66,6 +71,8 @@ pub(super) struct CaseAddresses {
     pub(super) backend: IpAddr,
     /// A machine that no table knows.
     pub(super) stranger: IpAddr,
+    /// The client of the first flow that no table knows.
+    pub(super) unknown_client: IpAddr,
 }
 
 pub(super) fn addresses(family: Family) -> CaseAddresses {
@@ -78,6 +85,7 @@ pub(super) fn addresses(family: Family) -> CaseAddresses {
             pod: Ipv4Addr::new(172, 16, 0, 1).into(),
             backend: Ipv4Addr::new(172, 17, 0, 0).into(),
             stranger: Ipv4Addr::new(203, 0, 113, 1).into(),
+            unknown_client: Ipv4Addr::new(11, 0, 0, 0).into(),
         },
         Family::V6 => CaseAddresses {
             vip: frames::VIP_V6.into(),
@@ -87,6 +95,7 @@ pub(super) fn addresses(family: Family) -> CaseAddresses {
             pod: Ipv6Addr::new(0x2001, 0xdb8, 4, 0, 0, 0, 0, 1).into(),
             backend: Ipv6Addr::new(0x2001, 0xdb8, 5, 0, 0, 0, 0, 0).into(),
             stranger: Ipv6Addr::new(0x2001, 0xdb8, 6, 0, 0, 0, 0, 1).into(),
+            unknown_client: Ipv6Addr::new(0x2001, 0xdb8, 7, 0, 0, 0, 0, 0).into(),
         },
     }
 }
@@ -94,13 +103,16 @@ pub(super) fn addresses(family: Family) -> CaseAddresses {
 /// Returns the service of a system's packets; if there are several, the first.
 pub(super) fn service(system: System, family: Family, protocol: Protocol) -> Option<ServiceKey> {
     let CaseAddresses { vip, here, .. } = addresses(family);
-    let (address, port) = match system {
+    let (address, port) = match system.of_service() {
         System::Guideway => (vip, PORT),
         System::Node => (vip, 81),
         System::Nat => (vip, 82),
         System::Slots => (vip, 83),
         System::Services => (vip, 84),
         System::L2Dsr => (vip, 85),
+        System::Past => (vip, 86),
+        System::Pinned => (vip, 87),
+        System::Retry => (vip, 88),
         System::NodePort => (here, 30_080),
         _ => return None,
     };
@@ -116,15 +128,19 @@ fn spec(system: System, family: Family) -> ServiceSpec {
         here, pod, backend, ..
     } = addresses(family);
     let nodes = || (0..BACKENDS).map(|index| (u32::from(index), frames::node(family, index)));
+    let pods_of_nodes = |first: u32| {
+        let pods = nodes().map(move |(index, node)| (node, plus(pod, first + index)));
+        pods.map(|(node, pod)| BackendSpec::pod(node, (pod, TARGET_PORT).into(), 1))
+    };
     let backends = match system {
         System::Node => vec![BackendSpec::pod(here, (pod, TARGET_PORT).into(), 1)],
         System::Nat => (0..NAT_BACKENDS)
             .map(|index| BackendSpec::nat((plus(backend, index), TARGET_PORT).into(), 1))
             .collect(),
-        System::NodePort => nodes()
-            .map(|(index, node)| (node, (plus(pod, 1 + index), TARGET_PORT).into()))
-            .map(|(node, pod)| BackendSpec::pod(node, pod, 1))
-            .collect(),
+        System::NodePort => pods_of_nodes(1).collect(),
+        System::Past | System::Pinned => pods_of_nodes(NEW_PODS).collect(),
+        // With one owner, all packets come back from the same node.
+        System::Retry => pods_of_nodes(NEW_PODS).take(1).collect(),
         _ => nodes()
             .map(|(_, node)| BackendSpec::node(node, 1))
             .collect(),
@@ -143,6 +159,26 @@ fn spec(system: System, family: Family) -> ServiceSpec {
         backends,
         ..ServiceSpec::default()
     }
+}
+
+/// Returns the service as it was before its slots got their present owners; `None` if they have had no others.
+fn former_spec(system: System, family: Family) -> Option<ServiceSpec> {
+    if !matches!(system, System::Past | System::Pinned | System::Retry) {
+        return None;
+    }
+    let mut spec = spec(system, family);
+    for backend in &mut spec.backends {
+        let pod = backend.pod?;
+        let former = less(pod.ip(), NEW_PODS - FORMER_PODS);
+        backend.pod = Some((former, pod.port()).into());
+    }
+    Some(spec)
+}
+
+/// Returns the node and the pod that own all slots of [`System::Retry`].
+pub(super) fn owner_of_retries(family: Family) -> (IpAddr, IpAddr) {
+    let pod = plus(addresses(family).pod, NEW_PODS);
+    (frames::node(family, 0), pod)
 }
 
 /// Loads the product with tables large enough for all services.
@@ -245,7 +281,13 @@ fn fill_services(tables: &mut Tables, family: Family, protocol: Protocol) -> Res
         let Some(key) = service(system, family, protocol) else {
             continue;
         };
+        if system.of_service() != system || !system.has(protocol) {
+            continue;
+        }
         if system != System::Services {
+            if let Some(former) = former_spec(system, family) {
+                tables.put_service(key, &former)?;
+            }
             tables.put_service(key, &spec(system, family))?;
             continue;
         }
@@ -324,6 +366,9 @@ pub(super) fn fill_flows(product: &Loaded, tables: &Tables, case: Case, device: 
         let entry = NatReverse::new(&reverse, &forward, device, link.with_mtu(1500), mark);
         reverse_flows.insert(reverse, entry, 0)?;
     }
+    if System::Pinned.has(protocol) {
+        pin_flows(product, tables, family)?;
+    }
     Ok(())
 }
 
@@ -335,6 +380,75 @@ fn link() -> NatLink {
 
 pub(super) fn pod_tag(pod: IpAddr) -> Tag {
     Tag::pod(key(pod))
+}
+
+/// Returns a tag with the tries of a packet of a slot that has had one other owner.
+pub(super) fn with_tries(tag: Tag) -> Tag {
+    Tag(tag.0 | Tag::tries_bits(2))
+}
+
+/// Pins flows of [`System::Pinned`] to a past owner, in a second long past.
+fn pin_flows(product: &Loaded, tables: &Tables, family: Family) -> Result<()> {
+    let protocol = Protocol::Tcp;
+    let service = service(System::Pinned, family, protocol).context("the way has a service")?;
+    let installed = tables.service(&service).context("the service is there")?;
+    let former = former_spec(System::Pinned, family).context("it has had other owners")?;
+    let former = former.backends[0].key(ForwardMode::Ipip);
+    let mut backends = tables.backends();
+    let (_, former) = backends
+        .find(|(owned, _)| owned.key == former)
+        .context("a past owner has its entry")?;
+    let entries: Array<MapData, Backend> =
+        Array::try_from(Map::Array(product.map(map::BACKENDS)?))?;
+    let entry = entries.get(&former.id, 0)?;
+
+    let mut pasts: Array<MapData, PastPair> =
+        Array::try_from(Map::Array(product.map(map::PASTS)?))?;
+    let run = installed.run.slots();
+    for pair in run.start / 2..run.end / 2 {
+        let words = pasts.get(&pair, 0)?;
+        pasts.set(pair, words.pinned(0).pinned(1), 0)?;
+    }
+    let mut pins: HashMap<MapData, Tuple, Pin> =
+        HashMap::try_from(Map::LruHashMap(product.map(map::PINS)?))?;
+    for flow in 0..KNOWN_FLOWS {
+        let (bits, port) = client(flow);
+        let from = key(plus(addresses(family).client, bits));
+        let (to, number) = (key(service.address), protocol.number());
+        let (port, at) = (port.to_be_bytes(), service.port.to_be_bytes());
+        let flow = Tuple::new(from, to, port, at, number);
+        pins.insert(flow, Pin::new(&flow, former.id, &entry, 0), 0)?;
+    }
+    Ok(())
+}
+
+/// Takes away what programs have noted of flows within the last second, and what they expect of them.
+pub(super) fn forget_notes(product: &Loaded) -> Result<()> {
+    let mut flows: Array<MapData, FlowNote> =
+        Array::try_from(Map::Array(product.map(map::FLOW_NOTES)?))?;
+    for place in 0..flows.len() {
+        flows.set(place, FlowNote::default(), 0)?;
+    }
+    let mut deliveries: Array<MapData, DeliveryNotes> =
+        Array::try_from(Map::Array(product.map(map::DELIVERY_NOTES)?))?;
+    for place in 0..deliveries.len() {
+        deliveries.set(place, DeliveryNotes::default(), 0)?;
+    }
+    let mut pins: HashMap<MapData, Tuple, Pin> =
+        HashMap::try_from(Map::LruHashMap(product.map(map::PINS_YOUNG)?))?;
+    let pinned: Result<Vec<Tuple>, _> = pins.keys().collect();
+    for flow in pinned? {
+        pins.remove(&flow)?;
+    }
+    Ok(())
+}
+
+/// Returns an address with a number taken from its low bits.
+fn less(address: IpAddr, bits: u32) -> IpAddr {
+    match address {
+        IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits() - bits).into(),
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() - u128::from(bits)).into(),
+    }
 }
 
 /// Returns an address with a number added to its low bits.

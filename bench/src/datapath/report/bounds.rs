@@ -18,9 +18,12 @@ struct Bound(
     Limit,
 );
 
-const BOUNDS: [Bound; 18] = {
+const BOUNDS: [Bound; 24] = {
     use Limit::{Least, Most};
-    use System::{Guideway, L2Dsr, Miss, Nat, NatReply, Node, NodePort, OtherEgress, Reply, Slots};
+    use System::{
+        Guideway, L2Dsr, Miss, Nat, NatReply, Node, NodeAsked, NodePort, NodeReturn, NodeTries,
+        OtherEgress, Past, Pinned, Reply, Retry, Slots,
+    };
     /// With so few flows, the memory that packets touch in tables of flows stays in a core's own caches.
     const FEW: RangeInclusive<u32> = 1..=1_000;
     const TO_10_K: RangeInclusive<u32> = 1..=10_000;
@@ -135,6 +138,48 @@ const BOUNDS: [Bound; 18] = {
             units,
             Most(0.6),
         ),
+        Bound(
+            "slots with a past, of plain",
+            &[Past],
+            FROM_10_K,
+            of_plain,
+            Most(1.06),
+        ),
+        Bound(
+            "pinned connections, units",
+            &[Pinned],
+            FEW,
+            units,
+            Most(5.0),
+        ),
+        Bound(
+            "may be returned, units more at the node",
+            &[NodeTries],
+            FEW,
+            units_more,
+            Most(0.5),
+        ),
+        Bound(
+            "the node asks, units more in a second",
+            &[NodeAsked],
+            FEW,
+            units_more,
+            Most(5.0),
+        ),
+        Bound(
+            "returned by a node, units",
+            &[NodeReturn],
+            FEW,
+            units,
+            Most(9.0),
+        ),
+        Bound(
+            "sent to the next owner, units",
+            &[Retry],
+            FEW,
+            units,
+            Most(9.0),
+        ),
     ]
 };
 
@@ -152,6 +197,10 @@ fn units(row: &Row) -> Option<Estimate> {
 
 fn of_plain(row: &Row) -> Option<Estimate> {
     row.of_plain
+}
+
+fn units_more(row: &Row) -> Option<Estimate> {
+    row.units_more
 }
 
 fn growth(row: &Row) -> Option<Estimate> {

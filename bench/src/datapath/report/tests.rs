@@ -4,6 +4,9 @@ use crate::{
     datapath::Figures as _,
 };
 
+/// The protocol that takes all paths.
+const PROTOCOL: Protocol = Protocol::Tcp;
+
 /// The figures of [`samples`] that keep all bounds.
 const GOOD: [(System, f64); 9] = [
     (System::Guideway, 1.5),
@@ -21,7 +24,7 @@ const GOOD: [(System, f64); 9] = [
 fn samples(figures: &[(System, f64)], share: f64) -> Samples {
     let mut samples = Samples::default();
     for noise in [1.0, 1.4, 0.9, 1.1, 2.0, 1.0, 1.2] {
-        for (stream, system) in super::super::plan::cost_trials(0) {
+        for (stream, system) in super::super::plan::cost_trials(PROTOCOL, 0) {
             let units = figures.iter().rev().find(|(named, _)| *named == system);
             let units = match system {
                 System::Hit => 1.0,
@@ -30,7 +33,7 @@ fn samples(figures: &[(System, f64)], share: f64) -> Samples {
             let rounds = samples.ns.entry((system, stream)).or_default();
             rounds.push((45.0 + 20.0 * units) * noise);
         }
-        for (stream, system) in super::super::plan::rate_trials(0) {
+        for (stream, system) in super::super::plan::rate_trials(PROTOCOL, 0) {
             let share = if system == System::Floor { 1.0 } else { share };
             let rounds = samples.pps.entry((system, stream)).or_default();
             rounds.push(4e6 * share / noise);
@@ -46,7 +49,7 @@ fn report(samples: &Samples) -> Report {
         date: "2026-11-21".to_owned(),
     };
     let mut report = Report::new(host, 1, 7);
-    report.add(Family::V4, Protocol::Udp, samples.clone());
+    report.add(Family::V4, PROTOCOL, samples.clone());
     report
 }
 
@@ -88,6 +91,20 @@ fn each_bar_fails_by_its_own_figure() {
             &["other traffic at egress, units"],
         ),
         (System::Miss, 0.7, &["a miss at the edge, units"]),
+        (System::Past, 1.7, &["slots with a past, of plain"]),
+        (System::Pinned, 5.1, &["pinned connections, units"]),
+        (
+            System::NodeTries,
+            2.1,
+            &["may be returned, units more at the node"],
+        ),
+        (
+            System::NodeAsked,
+            5.1,
+            &["the node asks, units more in a second"],
+        ),
+        (System::NodeReturn, 9.1, &["returned by a node, units"]),
+        (System::Retry, 9.1, &["sent to the next owner, units"]),
     ] {
         let figures = [&GOOD[..], &[(system, figure)]].concat();
         let report = report(&samples(&figures, 0.82));
@@ -124,13 +141,13 @@ fn interval_around_the_bound_is_inconclusive() {
 #[test]
 fn json_rows_carry_the_documented_fields() {
     let report = report(&samples(&GOOD, 0.82));
-    assert_eq!(report.rows.len(), System::rows().count());
+    assert_eq!(report.rows.len(), System::rows(PROTOCOL).count());
     let is_many = |row: &&Row| row.system == System::Guideway && row.stream == MANY;
     let row = report.rows.iter().find(is_many).unwrap();
     let row = row.to_json(&report.host);
     assert_eq!(row["system"], "guideway");
     assert_eq!(row["family"], "v4");
-    assert_eq!(row["protocol"], "udp");
+    assert_eq!(row["protocol"], "tcp");
     assert_eq!(row["flows"], 1_000_000);
     assert_eq!(row["order"], "in_turn");
     assert_eq!(row["rounds"], 7);

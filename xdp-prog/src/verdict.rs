@@ -72,6 +72,18 @@ pub struct Forward<'t> {
     pub hop: &'t NextHop,
 }
 
+impl Forward<'_> {
+    /// Returns the same with so many tries in its tag.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) const fn with_tries(self, tries: u32) -> Self {
+        Self {
+            tag: self.tag | Tag::tries_bits(tries),
+            ..self
+        }
+    }
+}
+
 /// The outer header that goes in front of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outer {

@@ -10,6 +10,7 @@ pub mod past;
 pub mod probe;
 pub mod returned;
 pub mod send;
+mod straight;
 mod walk;
 
 use super::{

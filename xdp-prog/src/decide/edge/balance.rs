@@ -5,9 +5,12 @@ use crate::{
         BACKEND_LOCAL, BACKEND_NAT, BACKEND_V4, Backend, Config, HOP_GATEWAY, MODE_IPIP,
         MODE_L2DSR, NextHop, SERVICE_NAT, SERVICE_NODE_PORT, SERVICE_SOURCE_RANGES, ServiceWord,
     },
-    decide::owner::{
-        FoundService, checked_service, current_owner, flow_hash, no_owner, no_service, owner,
-        slot_index, to_past,
+    decide::{
+        edge::straight,
+        owner::{
+            FoundService, checked_service, current_owner, flow_hash, no_owner, no_service, owner,
+            slot_index, to_past,
+        },
     },
     flow::FlowKey,
     frame::Frame,
@@ -17,24 +20,24 @@ use crate::{
     reason::{DropReason, PassReason},
     stage::Stage,
     verdict::{Forward, Outer, Owner, Verdict},
-    world::{Answer, HandOver, HandOvers, Tables},
+    world::{Answer, HandOver, HandOvers, Tables, World},
 };
 
 /// What a packet is looked up by in a service's table.
-struct LutLookup {
+pub(super) struct LutLookup {
     table: ServiceWord,
     hash: u32,
     /// [`Service::mode`](crate::abi::Service::mode).
-    mode: u32,
+    pub(super) mode: u32,
     /// Whether clients keep their backends.
-    has_affinity: bool,
+    pub(super) has_affinity: bool,
 }
 
 /// Sends a packet with ports to the backend of its service.
 ///
 /// A plain service's entry is not read: its index entry says all that is needed.
 #[inline(always)]
-pub fn balance<'t, F: Frame, A: Ip, T: Tables + HandOvers>(
+pub fn balance<'t, F: Frame, A: Ip, T: World>(
     frame: &F,
     tables: &'t T,
     packet: &Packet<A>,
@@ -64,15 +67,24 @@ pub fn balance<'t, F: Frame, A: Ip, T: Tables + HandOvers>(
     };
     let index = slot_index(lookup.table, lookup.hash);
     let slot = tables.slot(index).unwrap_or_default();
-    if slot.has_past() || lookup.has_affinity {
-        return to_past(tables, service, index, flow, lookup.hash);
-    }
-    match current_owner(tables, service, slot, lookup.hash) {
-        Some(owner) => match forward(tables, packet, flow, lookup.mode, &owner) {
-            Ok(verdict) => verdict,
-            Err(reason) => Verdict::Drop(reason),
-        },
-        None => no_owner(tables, service),
+    let current = current_owner(tables, service, slot, lookup.hash);
+    let chosen = if slot.has_past() || lookup.has_affinity {
+        let place = (index, current);
+        match straight::choose(frame, tables, packet, flow, &lookup, place) {
+            Some(chosen) => chosen,
+            None => return to_past(tables, service, index, flow, lookup.hash),
+        }
+    } else {
+        match current {
+            Some(owner) => (owner, 0),
+            None => return no_owner(tables, service),
+        }
+    };
+    let (owner, tries) = chosen;
+    match forward(tables, packet, flow, lookup.mode, &owner) {
+        Ok(Verdict::Forward(forward)) => Verdict::Forward(forward.with_tries(tries)),
+        Ok(verdict) => verdict,
+        Err(reason) => Verdict::Drop(reason),
     }
 }
 

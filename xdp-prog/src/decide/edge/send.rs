@@ -147,13 +147,12 @@ fn send<'t, F: Frame, A: Ip, T: World>(
         ..*packet
     };
     match forward(tables, &packet, &flow, attempt.mode(), &owner) {
-        Ok(Verdict::Forward(mut forward)) => {
-            // Only a Guideway node returns packets. It returns them to their outer source, and no route need lead to
-            // one that differs from flow to flow.
-            if backend.flags & BACKEND_POD != 0 && forward.hop.spread == 0 {
-                forward.tag |= Tag::tries_bits(attempt.left());
-            }
-            Verdict::Forward(forward)
+        // Only a Guideway node returns packets. It returns them to their outer source, and no route need lead to one that
+        // differs from flow to flow.
+        Ok(Verdict::Forward(forward))
+            if backend.flags & BACKEND_POD != 0 && forward.hop.spread == 0 =>
+        {
+            Verdict::Forward(forward.with_tries(attempt.left()))
         }
         Ok(verdict) => verdict,
         Err(reason) => Verdict::Drop(reason),

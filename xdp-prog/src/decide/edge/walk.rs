@@ -368,7 +368,7 @@ impl Walk {
 
 /// Tells whether packets to a backend have outer sources of their flows' own, to which nothing is returned.
 #[inline(always)]
-fn is_source_spread<T: World>(tables: &T, backend: &Backend) -> bool {
+pub(super) fn is_source_spread<T: World>(tables: &T, backend: &Backend) -> bool {
     match tables.next_hop(backend.next_hop) {
         Some(hop) => !backend.is_own_pod() && hop.spread != 0,
         None => false,

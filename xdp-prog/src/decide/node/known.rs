@@ -1,9 +1,10 @@
 //! Node role: which flows are known here.
 //!
-//! A connection is known if `FLOWS` has it and it has not ended a while ago: the client may use its port again by now, with
-//! another owner of its slot. A client that resets its connection ends it too, and nobody else hears of it than the pod. So
-//! the pod's kernel is asked for the socket. That one is missing counts only if there has been one: a sidecar takes
-//! connections under other ports, and a stack in user space has no sockets.
+//! A connection is known if `FLOWS` has it, until a while after its end: by then the client may use its port again, with another
+//! owner of its slot. The pod's kernel is asked for the socket besides. While it has the connection open, the connection is
+//! known whatever ends `FLOWS` has seen: anybody may have sent those of the client. If it has none although there has been
+//! one, the client has reset the connection, of which nobody else hears. Where there has been none, that tells nothing: a
+//! sidecar takes connections under other ports, and a stack in user space has no sockets.
 //!
 //! A connection that is not in `FLOWS` is known by a segment that proves it: it acknowledges the number of the pod's SYN+ACK.
 //! It is also known if the pod's kernel has it open, unless `FLOWS_EMBRYONIC` has its key for another VIP: the tables may
@@ -83,6 +84,7 @@ fn at_port<T: World>(
         }
         if socket.is_open() {
             flow.note_socket(true);
+            return true;
         }
         !flow_state::is_over(flow, now) && may_go_on(flow, socket, segment)
     });

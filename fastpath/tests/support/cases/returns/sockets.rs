@@ -7,11 +7,16 @@ use super::{
     ACK, Case, FIN, IN, Kind, NUMBER, OF_PODS, SECOND, TableSet, acknowledging, client, pods_like,
 };
 
+/// Both ends have closed the connection.
+const BOTH: u8 = FLOW_FIN_CLIENT | FLOW_FIN_POD;
+
 /// What the tables say of the connection.
 #[derive(Clone, Copy)]
 enum Entry {
     /// It is in `FLOWS`, and the pod has had a socket for it.
     Seen(u8),
+    /// The same, and both ends had closed it two minutes ago, as far as segments tell; anybody may have sent the client's.
+    Over,
     /// It is there, and the pod has had none.
     Missed,
     /// It is there, and nobody has asked.
@@ -38,7 +43,6 @@ pub(super) fn cases() -> Vec<Case> {
 /// An ACK, while the pod's end is in one state or another.
 #[rustfmt::skip]
 fn by_socket(kind: Kind) -> Vec<Case> {
-    const BOTH: u8 = FLOW_FIN_CLIENT | FLOW_FIN_POD;
     [
         ("that_is_open", Entry::Seen(0), PodEnd::Open, ACK, true),
         ("that_its_client_has_closed", Entry::Seen(FLOW_FIN_CLIENT), PodEnd::CloseWait, ACK, true),
@@ -47,6 +51,8 @@ fn by_socket(kind: Kind) -> Vec<Case> {
         ("that_is_over", Entry::Seen(BOTH), PodEnd::TimeWait, ACK, false),
         ("whose_client_repeats_its_fin", Entry::Seen(BOTH), PodEnd::TimeWait, FIN | ACK, true),
         ("that_its_client_has_reset", Entry::Seen(0), PodEnd::Reset, ACK, false),
+        ("that_seems_to_be_over_for_long", Entry::Over, PodEnd::FinWait, ACK, true),
+        ("that_is_over_for_long", Entry::Over, PodEnd::TimeWait, FIN | ACK, false),
         ("whose_socket_is_elsewhere", Entry::Missed, PodEnd::Reset, ACK, true),
         ("whose_socket_was_never_asked_for", Entry::NotAsked, PodEnd::Reset, ACK, true),
         ("that_began_by_another_vip", Entry::OfAnother, PodEnd::Open, ACK, false),
@@ -125,21 +131,25 @@ impl Kind {
     }
 
     fn install(self, tables: &mut TableSet, entry: Entry) {
-        let flow = |to, state| self.flow(to, client(to).1, state, 30 * SECOND);
-        let asked = |state, is_there| {
-            let (key, mut flow) = flow(self.to(), state);
+        let idle = |to, state, seconds| self.flow(to, client(to).1, state, seconds * SECOND);
+        let flow = |to, state| idle(to, state, 30);
+        let asked = |(key, mut flow): (Tuple, PodFlow), is_there| {
             flow.note_socket(is_there);
             (key, flow)
         };
+        let own = |state| flow(self.to(), state);
         let unproved = |number, flag| -> (Tuple, PodFlow) {
-            let (key, mut flow) = flow(self.to(), 0);
+            let (key, mut flow) = own(0);
             flow.set_number(number, flag);
             (key, flow)
         };
         match entry {
-            Entry::Seen(state) => tables.flows.extend([asked(state, true)]),
-            Entry::Missed => tables.flows.extend([asked(0, false)]),
-            Entry::NotAsked => tables.flows.extend([flow(self.to(), 0)]),
+            Entry::Seen(state) => tables.flows.extend([asked(own(state), true)]),
+            Entry::Over => tables
+                .flows
+                .extend([asked(idle(self.to(), BOTH, 120), true)]),
+            Entry::Missed => tables.flows.extend([asked(own(0), false)]),
+            Entry::NotAsked => tables.flows.extend([own(0)]),
             Entry::OfAnother => tables.flows.extend([flow(self.other, 0)]),
             Entry::Unproved => tables.embryonic.extend([unproved(NUMBER, 0)]),
             Entry::Accepted => tables.embryonic.extend([unproved(NUMBER, FLOW_ACCEPTED)]),

@@ -12,7 +12,7 @@
 //! | segment of the switch | 10.0.1.0/24: router 1, edges 11.., nodes 101.. | fd00:1::/64, the same numbers |
 //! | routed node `j` | 10.0.(100 + j).2/24 | fd00:(100 + j)::2/64 |
 //! | VIPs | 10.99.0.0/24 | fd00:99::/112 |
-//! | pods of node `j` | 10.2.j.1/32, .2, .. | fd00:2::j:1/128, :2, .. |
+//! | pods of node `j` | 10.2.j.1, .2, .. | fd00:2::j:1, :2, .. |
 //!
 //! The router's address in a network is always `.1`. Every machine's interface is `eth0`, and its default route
 //! leads to the router. So a node's replies reach the client without passing an edge. The router sends VIPs to

@@ -43,9 +43,7 @@ fn transfer(client: &Machine, server: &Machine, address: IpAddr) -> SocketAddr {
     })
 }
 
-#[test]
-fn pods_reach_each_other_under_their_own_addresses() {
-    let net = Topology::builder().pods(2).build().unwrap();
+fn pods_reach_each_other(net: &Topology) {
     let [node0, node1] = net.nodes() else {
         panic!("two nodes");
     };
@@ -59,8 +57,11 @@ fn pods_reach_each_other_under_their_own_addresses() {
 }
 
 #[test]
-fn nodes_reach_their_pods_without_the_wire() {
-    let net = Topology::builder().nodes(1).pods(1).build().unwrap();
+fn pods_reach_each_other_under_their_own_addresses() {
+    pods_reach_each_other(&Topology::builder().pods(2).build().unwrap());
+}
+
+fn node_reaches_its_pod_without_the_wire(net: &Topology) {
     let node = &net.nodes()[0];
     let pod = &node.pods()[0];
     for address in [pod.v4(), pod.v6()] {
@@ -74,13 +75,12 @@ fn nodes_reach_their_pods_without_the_wire() {
 }
 
 #[test]
-fn outside_sees_the_node_in_place_of_its_pods() {
-    let net = Topology::builder()
-        .nodes(1)
-        .routed_nodes(1)
-        .pods(1)
-        .build()
-        .unwrap();
+fn nodes_reach_their_pods_without_the_wire() {
+    let net = Topology::builder().nodes(1).pods(1).build().unwrap();
+    node_reaches_its_pod_without_the_wire(&net);
+}
+
+fn outside_sees_nodes_in_place_of_pods(net: &Topology) {
     let outside = &net.clients()[0];
     for node in net.nodes() {
         let pod = &node.pods()[0];
@@ -89,6 +89,36 @@ fn outside_sees_the_node_in_place_of_its_pods() {
             assert_eq!(peer.ip(), node.address_like(address));
         }
     }
+}
+
+#[test]
+fn outside_sees_the_node_in_place_of_its_pods() {
+    let net = Topology::builder().nodes(1).routed_nodes(1).pods(1);
+    outside_sees_nodes_in_place_of_pods(&net.build().unwrap());
+}
+
+#[test]
+fn pods_behind_bridges_reach_what_others_reach() {
+    let net = Topology::builder().pods(2).pods_behind_bridges();
+    let net = net.build().unwrap();
+    pods_reach_each_other(&net);
+    node_reaches_its_pod_without_the_wire(&net);
+    outside_sees_nodes_in_place_of_pods(&net);
+}
+
+#[test]
+fn pods_behind_a_bridge_are_one_network() {
+    let net = Topology::builder().nodes(1).pods(2).pods_behind_bridges();
+    let net = net.build().unwrap();
+    let node = &net.nodes()[0];
+    // What passes from port to port is not routed.
+    node.namespace()
+        .set_sysctl("net/ipv4/ip_forward", "0")
+        .unwrap();
+    let [one, other] = node.pods() else {
+        panic!("two pods");
+    };
+    transfer(one, other, other.v4());
 }
 
 #[test]

@@ -28,6 +28,7 @@ pub struct Builder {
     routed_nodes: u8,
     pods: u8,
     first_with_pods: u8,
+    has_pod_bridges: bool,
     queues: u32,
     client_mtu: u32,
     fabric_mtu: u32,
@@ -44,6 +45,7 @@ impl Default for Builder {
             routed_nodes: 0,
             pods: 0,
             first_with_pods: 0,
+            has_pod_bridges: false,
             queues: 1,
             client_mtu: 1500,
             fabric_mtu: 1600,
@@ -93,6 +95,14 @@ impl Builder {
     #[must_use]
     pub fn pods_from(mut self, node: u8) -> Self {
         self.first_with_pods = node;
+        self
+    }
+
+    /// Puts the pods of each node behind a bridge, as the CNI plugin `bridge` does. By default the node has a route to each of
+    /// them.
+    #[must_use]
+    pub fn pods_behind_bridges(mut self) -> Self {
+        self.has_pod_bridges = true;
         self
     }
 
@@ -241,9 +251,12 @@ impl Builder {
         for (node, j) in nodes.iter_mut().zip(0..).skip(first) {
             pod::prepare_node(&node.namespace, j)?;
             node.pod_prefixes = Some(pod::pods_of(j));
-            node.pods = (0..self.pods)
-                .map(|p| pod::add(&node.namespace, j, p, self.pod_mtu))
-                .collect::<Result<Vec<_>>>()?;
+            let add = if self.has_pod_bridges {
+                pod::add_bridged
+            } else {
+                pod::add_routed
+            };
+            node.pods = add(&node.namespace, j, self.pods, self.pod_mtu)?;
         }
         let on_segment = || nodes.iter().zip(0..self.nodes).skip(first);
         for (node, j) in on_segment() {

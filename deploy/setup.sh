@@ -63,6 +63,13 @@ want() {
     missing="$missing $*"
 }
 
+# want_daemon COMMAND PACKAGE SERVICE: asks for a package of which the demo and the tests start their own instances:
+# the system's one stays off.
+want_daemon() {
+    have "$1" || daemons="$daemons $3"
+    want "$1" "$2"
+}
+
 # first_known PACKAGE...: the first of the names that apt knows, else the first.
 first_known() {
     for package; do
@@ -332,18 +339,13 @@ runtime() {
     want ethtool ethtool
     want nft nftables
     want curl curl
-    if ! have nginx; then
-        want nginx nginx-light
-        installs_nginx=1
-    fi
+    want_daemon nginx nginx-light nginx
     if [ "$purpose" = test ]; then
         want ping iputils-ping
         want arping iputils-arping
         want apparmor_parser apparmor
-        if ! have birdc; then
-            want birdc bird2
-            installs_bird=1
-        fi
+        want_daemon birdc bird2 bird
+        want_daemon haproxy haproxy haproxy
         want iperf3 iperf3
         want dnsmasq dnsmasq-base
         want dig bind9-dnsutils
@@ -358,10 +360,7 @@ runtime() {
         want ipvsadm ipvsadm
         want /etc/protocols netbase
         want openssl openssl
-        if ! have promtool; then
-            want prometheus prometheus
-            installs_prometheus=1
-        fi
+        want_daemon promtool prometheus prometheus
         want systemd-analyze systemd
         if ! have chromium-headless-shell && ! have chromium; then
             refresh_lists
@@ -377,17 +376,10 @@ runtime() {
         want perf "$(first_known linux-perf "linux-tools-$(uname -r)" linux-tools-generic)"
     fi
     install_missing
-    if [ -n "${installs_nginx:-}" ] && have systemctl; then
-        # Installed for the demo's own instances: the system's one stays off.
-        as_root systemctl disable --quiet nginx.service || true
-    fi
-    if [ -n "${installs_bird:-}" ] && have systemctl; then
-        # For the tests of examples, which start their own.
-        as_root systemctl disable --quiet bird.service || true
-    fi
-    if [ -n "${installs_prometheus:-}" ] && have systemctl; then
-        # For the tests of metrics, which start their own.
-        as_root systemctl disable --quiet prometheus.service || true
+    if [ -n "$daemons" ] && have systemctl; then
+        for daemon in $daemons; do
+            as_root systemctl disable --quiet "$daemon.service" || true
+        done
     fi
 }
 
@@ -431,6 +423,7 @@ room() {
 
 purpose=${1:-build}
 missing=
+daemons=
 case $purpose in
 build) ;;
 demo | test) runtime ;;

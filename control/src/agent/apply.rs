@@ -65,9 +65,9 @@ impl Agent {
         };
         let selected = &self.health_checks.selection.desired;
         let services = &selected.services;
-        let kept = self
-            .departed_pods
-            .keep(services, &self.tables, Instant::now());
+        let kept =
+            self.departed_pods
+                .keep(services, &self.tables, &machine.addresses, Instant::now());
         let desired = Desired {
             services: kept,
             ..selected.clone()

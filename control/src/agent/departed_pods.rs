@@ -4,8 +4,13 @@
 //! Edges hear of its departure later than this machine, and go on to send it what belongs to it for a day. So it is
 //! delivered to, without a share of new connections, for as long as a network namespace here has its address, by a device
 //! that the pod had: another pod may get the address within seconds.
+//!
+//! The address of a pod on the host's network is the machine's and stays. The kernel has ended the connections of a program
+//! that has ended, and the node asks it for each. Of datagrams nobody could tell, so their socket has to be there.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,11 +18,16 @@ use fastpath::facts::{self, PodAddresses};
 use fastpath::tables::{BackendKey, Tables};
 
 use crate::chain::chain;
-use crate::desired::{BackendSpec, ForwardMode, Service, ServiceKey, ServiceSpec, Services};
+use crate::desired::{
+    BackendSpec, ForwardMode, Protocol, Service, ServiceKey, ServiceSpec, Services,
+};
 use crate::versions::sides;
 
 /// How long a pod that left a service is delivered to: as long as edges try past owners.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
+
+/// The index of the loopback device, by which pods on the host's network are reached.
+const LOOPBACK: u32 = 1;
 
 /// The pods that have left, by service.
 #[derive(Debug, Default)]
@@ -27,8 +37,18 @@ pub(super) struct DepartedPods {
     pods: BTreeMap<ServiceKey, BTreeMap<BackendKey, Departed>>,
     /// Whether pods may have gone since the addresses were last listed.
     is_due: bool,
-    /// The addresses that were listed last, until they are used.
-    listed: Option<PodAddresses>,
+    /// What was found last, until it is used.
+    found: Option<PresentPods>,
+}
+
+/// What shows which pods are here.
+#[derive(Debug, Default)]
+struct PresentPods {
+    addresses: PodAddresses,
+    /// This machine's own addresses.
+    own: BTreeSet<IpAddr>,
+    /// The ports at which the machine's own programs take datagrams.
+    datagram_ports: BTreeSet<u16>,
 }
 
 /// A pod that has left.
@@ -42,13 +62,19 @@ struct Departed {
 
 impl DepartedPods {
     /// Returns the services with the pods that left them but still exist. `tables` tells which pods this machine
-    /// delivers to; those of an earlier agent count too.
-    pub(super) fn keep(&mut self, services: &Services, tables: &Tables, now: Instant) -> Services {
+    /// delivers to; those of an earlier agent count too. `own` are this machine's addresses.
+    pub(super) fn keep(
+        &mut self,
+        services: &Services,
+        tables: &Tables,
+        own: &BTreeSet<IpAddr>,
+        now: Instant,
+    ) -> Services {
         let own_pods = |key: &ServiceKey| tables.own_pods(key);
         self.follow(services, own_pods, now);
         // To list all addresses takes a request for each pod here.
-        if (self.is_due || self.any(|_, departed| departed.devices.is_none()))
-            && let Some(there) = self.listed.take().or_else(addresses)
+        if (self.is_due || self.any(|_, _, departed| departed.devices.is_none()))
+            && let Some(there) = self.found.take().or_else(|| PresentPods::find(own))
         {
             self.retain_there(&there, now);
             self.is_due = false;
@@ -57,18 +83,18 @@ impl DepartedPods {
     }
 
     /// Returns whether any of the pods has gone, so that its service has to be changed.
-    pub(super) fn has_gone(&mut self, now: Instant) -> bool {
+    pub(super) fn has_gone(&mut self, own: &BTreeSet<IpAddr>, now: Instant) -> bool {
         if self.pods.is_empty() {
             return false;
         }
-        let Some(there) = addresses() else {
+        let Some(there) = PresentPods::find(own) else {
             return false;
         };
-        self.is_due |= self.any(|pod, departed| {
-            let present = devices_of(pod, &there);
+        self.is_due |= self.any(|service, pod, departed| {
+            let present = there.devices(service, pod);
             !departed.is_kept(present.as_ref(), now)
         });
-        self.listed = self.is_due.then_some(there);
+        self.found = self.is_due.then_some(there);
         self.is_due
     }
 
@@ -76,13 +102,16 @@ impl DepartedPods {
     /// [`Self::has_gone`].
     pub(super) fn has_lost_device(&mut self) -> bool {
         let is_lost = |index: &u32| !facts::has_device(*index);
-        self.is_due |= self.any(|_, departed| departed.devices.iter().flatten().any(is_lost));
+        self.is_due |= self.any(|_, _, departed| departed.devices.iter().flatten().any(is_lost));
         self.is_due
     }
 
-    fn any(&self, is: impl Fn(&BackendKey, &Departed) -> bool) -> bool {
-        let mut pods = self.pods.values().flatten();
-        pods.any(|(pod, departed)| is(pod, departed))
+    fn any(&self, is: impl Fn(&ServiceKey, &BackendKey, &Departed) -> bool) -> bool {
+        let mut services = self.pods.iter();
+        services.any(|(service, departed)| {
+            let mut departed = departed.iter();
+            departed.any(|(pod, departed)| is(service, pod, departed))
+        })
     }
 
     fn follow(
@@ -119,10 +148,10 @@ impl DepartedPods {
     }
 
     /// Drops the pods that are not there, and notes the devices of the others.
-    fn retain_there(&mut self, there: &PodAddresses, now: Instant) {
-        for departed in self.pods.values_mut() {
+    fn retain_there(&mut self, there: &PresentPods, now: Instant) {
+        for (service, departed) in &mut self.pods {
             departed.retain(|pod, departed| {
-                let present = devices_of(pod, there);
+                let present = there.devices(service, pod);
                 let is_kept = departed.is_kept(present.as_ref(), now);
                 departed.note_devices(present.as_ref());
                 is_kept
@@ -182,24 +211,54 @@ impl Departed {
     }
 }
 
-/// Returns the devices that lead to a pod's address.
-fn devices_of(pod: &BackendKey, there: &PodAddresses) -> Option<BTreeSet<u32>> {
-    let namespaces = there.get(&pod.pod?.ip())?;
-    Some(namespaces.values().flatten().copied().collect())
-}
-
-/// Returns the addresses of pods here; `None` if the kernel does not tell.
-fn addresses() -> Option<PodAddresses> {
-    match facts::pod_addresses() {
-        Ok(there) => Some(there),
-        Err(error) => {
-            tracing::warn!(
-                error = chain(&error),
-                "cannot find out which pods are still here"
-            );
-            None
+impl PresentPods {
+    /// Asks the kernel; `None` if it does not tell.
+    fn find(own: &BTreeSet<IpAddr>) -> Option<Self> {
+        match facts::pod_addresses() {
+            Ok(addresses) => Some(Self {
+                addresses,
+                own: own.clone(),
+                datagram_ports: datagram_ports(),
+            }),
+            Err(error) => {
+                tracing::warn!(
+                    error = chain(&error),
+                    "cannot find out which pods are still here"
+                );
+                None
+            }
         }
     }
+
+    /// Returns the devices that lead to a pod of a service; `None` if it is not here.
+    fn devices(&self, service: &ServiceKey, pod: &BackendKey) -> Option<BTreeSet<u32>> {
+        let pod = pod.pod?;
+        if self.own.contains(&pod.ip()) {
+            let may_answer = match service.protocol {
+                Protocol::Tcp | Protocol::Sctp => true,
+                Protocol::Udp => self.datagram_ports.contains(&pod.port()),
+            };
+            return may_answer.then_some([LOOPBACK].into());
+        }
+        let namespaces = self.addresses.get(&pod.ip())?;
+        Some(namespaces.values().flatten().copied().collect())
+    }
+}
+
+/// Returns the ports of this machine's sockets for datagrams.
+fn datagram_ports() -> BTreeSet<u16> {
+    let tables = ["udp", "udp6"].map(|table| {
+        let table = fs::read_to_string(format!("/proc/net/{table}"));
+        table.unwrap_or_default()
+    });
+    let lines = tables.iter().flat_map(|table| table.lines().skip(1));
+    lines.filter_map(port_of_socket).collect()
+}
+
+/// Returns the local port in a line of `/proc/net/udp`: ` 12: 0100007F:1F90 00000000:0000 07 ...`.
+fn port_of_socket(line: &str) -> Option<u16> {
+    let (_, port) = line.split_whitespace().nth(1)?.rsplit_once(':')?;
+    u16::from_str_radix(port, 16).ok()
 }
 
 #[cfg(test)]
@@ -237,10 +296,10 @@ services:
     }
 
     /// Pods' addresses, each with the index of a device, and a namespace of its own.
-    fn addresses(pods: &[([u8; 4], u32)]) -> PodAddresses {
-        let mut there = PodAddresses::new();
+    fn present(pods: &[([u8; 4], u32)]) -> PresentPods {
+        let mut there = PresentPods::default();
         for (address, device) in pods {
-            let namespaces = there.entry((*address).into()).or_default();
+            let namespaces = there.addresses.entry((*address).into()).or_default();
             namespaces.insert(*device, [*device].into());
         }
         there
@@ -272,7 +331,7 @@ services:
 
     #[test]
     fn pod_that_left_is_delivered_to_until_it_has_gone_or_a_day_is_over() {
-        let there = addresses(&[([10, 244, 1, 5], 7), ([10, 244, 1, 6], 8)]);
+        let there = present(&[([10, 244, 1, 5], 7), ([10, 244, 1, 6], 8)]);
         let start = Instant::now();
         let (all, fewer, mut departed) = one_left(start);
         departed.retain_there(&there, start);
@@ -289,7 +348,7 @@ services:
 
         departed.follow(&all, delivered(&all), start);
         departed.follow(&fewer, delivered(&all), start);
-        departed.retain_there(&addresses(&[([10, 244, 1, 5], 7)]), start);
+        departed.retain_there(&present(&[([10, 244, 1, 5], 7)]), start);
         assert_eq!(departed.added_to(&fewer), fewer, "it has gone");
     }
 
@@ -297,13 +356,13 @@ services:
     fn another_pod_that_gets_the_address_is_not_delivered_to() {
         let start = Instant::now();
         let (_, fewer, mut departed) = one_left(start);
-        departed.retain_there(&addresses(&[([10, 244, 1, 6], 8)]), start);
+        departed.retain_there(&present(&[([10, 244, 1, 6], 8)]), start);
         let kept = departed.added_to(&fewer);
         assert_ne!(kept, fewer);
         let second = [([10, 244, 1, 6], 8), ([10, 244, 1, 6], 9)];
-        departed.retain_there(&addresses(&second), start);
+        departed.retain_there(&present(&second), start);
         assert_eq!(departed.added_to(&fewer), kept);
-        departed.retain_there(&addresses(&[([10, 244, 1, 6], 9)]), start);
+        departed.retain_there(&present(&[([10, 244, 1, 6], 9)]), start);
         assert_eq!(
             departed.added_to(&fewer),
             fewer,
@@ -312,15 +371,54 @@ services:
     }
 
     #[test]
+    fn pod_of_the_hosts_network_is_delivered_to_while_its_address_is_here() {
+        let start = Instant::now();
+        let keeps = |there: PresentPods, now| {
+            let (_, fewer, mut departed) = one_left(start);
+            departed.retain_there(&there, now);
+            departed.added_to(&fewer) != fewer
+        };
+        let own = || PresentPods {
+            own: [[10, 244, 1, 6].into()].into(),
+            ..PresentPods::default()
+        };
+        assert!(keeps(own(), start));
+        assert!(!keeps(own(), start + KEPT));
+        assert!(!keeps(PresentPods::default(), start));
+    }
+
+    #[test]
+    fn datagrams_go_on_at_the_hosts_network_while_a_socket_is_bound_to_their_port() {
+        let there = PresentPods {
+            own: [[10, 244, 1, 5].into()].into(),
+            datagram_ports: [53].into(),
+            ..PresentPods::default()
+        };
+        let services = services(SERVICES);
+        let (dns, service) = services.iter().find(|(key, _)| key.port == 53).unwrap();
+        let pod = service.spec.backends[0].key(ForwardMode::Ipip);
+        assert_eq!(there.devices(dns, &pod), Some([LOOPBACK].into()));
+        let unbound = PresentPods {
+            datagram_ports: BTreeSet::new(),
+            ..there
+        };
+        assert_eq!(unbound.devices(dns, &pod), None);
+
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let port = socket.local_addr().unwrap().port();
+        assert!(datagram_ports().contains(&port));
+    }
+
+    #[test]
     fn addresses_are_listed_when_a_pod_has_left_and_when_a_device_has_gone() {
         let start = Instant::now();
         let (all, fewer, mut departed) = one_left(start);
-        assert!(departed.any(|_, pod| pod.devices.is_none()));
+        assert!(departed.any(|_, _, pod| pod.devices.is_none()));
         // The loopback device has the first index of every namespace.
-        departed.retain_there(&addresses(&[([10, 244, 1, 6], 1)]), start);
-        assert!(!departed.any(|_, pod| pod.devices.is_none()));
+        departed.retain_there(&present(&[([10, 244, 1, 6], 1)]), start);
+        assert!(!departed.any(|_, _, pod| pod.devices.is_none()));
         assert!(!departed.has_lost_device());
-        let lost = addresses(&[([10, 244, 1, 6], i32::MAX.unsigned_abs())]);
+        let lost = present(&[([10, 244, 1, 6], i32::MAX.unsigned_abs())]);
         departed.pods.clear();
         departed.seen = Some(all.clone());
         departed.follow(&fewer, delivered(&all), start);

@@ -98,7 +98,7 @@ impl Agent {
         self.look_for_distrust();
         self.tables.expire_past_owners();
         self.tables.expire_needs();
-        if self.departed_pods.has_gone(now) {
+        if self.departed_pods.has_gone(&self.machine.addresses, now) {
             self.settle();
         }
         let edge = self.whole_edge.as_ref();

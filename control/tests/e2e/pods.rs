@@ -166,11 +166,8 @@ fn node_port_is_served_by_every_node_with_the_pods_of_all() {
     let before = router_to_edge();
     let capture = Capture::start(client);
     for (node, agent) in net.nodes().iter().zip(&cluster.nodes) {
-        for service in plain(&services) {
-            let at_node = Service {
-                address: (node.address_like(service.address.ip()), NODE_PORT).into(),
-                ..service
-            };
+        for service in &services {
+            let at_node = service.at_node(node);
             let flows = Flow::open_many(client, &[at_node], FLOWS);
             for flow in flows.iter().take(4) {
                 let pod = net.pods().find(|pod| pod.label() == flow.node).unwrap();

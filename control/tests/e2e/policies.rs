@@ -26,15 +26,6 @@ fn services<'net>(
     all.map(of).collect()
 }
 
-fn at_node(service: &PodService<'_>, node: &Machine) -> Service {
-    let like = service.service.address.ip();
-    let port = service.node_port.unwrap();
-    Service {
-        address: (node.address_like(like), port).into(),
-        ..service.service
-    }
-}
-
 #[test]
 fn policy_local_is_for_the_pods_of_the_node_alone() {
     let net = Topology::builder().pods(1).build().unwrap();
@@ -48,7 +39,7 @@ fn policy_local_is_for_the_pods_of_the_node_alone() {
 
     for service in &local {
         // The edge in front knows no policy: it sends to where the pods are.
-        for service in [service.service, at_node(service, with_pod)] {
+        for service in [service.service, service.at_node(with_pod)] {
             for flow in Flow::open_many(client, &[service], 8) {
                 assert_eq!(flow.node, pod.label(), "{service}");
             }
@@ -59,7 +50,7 @@ fn policy_local_is_for_the_pods_of_the_node_alone() {
     for service in &local {
         let elsewhere = &cluster.nodes[1];
         let dropped_before = Cluster::packets(elsewhere, "drop", "no_local_backend");
-        let silent = at_node(service, without);
+        let silent = service.at_node(without);
         let error = Flow::open_within(client, &silent, SHORT).unwrap_err();
         let waited = [ErrorKind::TimedOut, ErrorKind::WouldBlock];
         assert!(waited.contains(&error.kind()), "{silent}: {error}");
@@ -82,7 +73,7 @@ fn service_without_any_pod_is_refused() {
     let capture = Capture::start(client);
     let mut refused = 0;
     for service in &all {
-        let nodes = net.nodes().iter().map(|node| at_node(service, node));
+        let nodes = net.nodes().iter().map(|node| service.at_node(node));
         for service in nodes.chain([service.service]) {
             let error = Flow::open(client, &service).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{service}");
@@ -104,7 +95,7 @@ fn client_has_one_pod_at_every_address_and_node() {
         for protocol in [Protocol::Tcp, Protocol::Udp] {
             let of_protocol = all.iter().filter(|one| one.service.protocol == protocol);
             for service in of_protocol {
-                let nodes = net.nodes().iter().map(|node| at_node(service, node));
+                let nodes = net.nodes().iter().map(|node| service.at_node(node));
                 let addresses: Vec<Service> = nodes.chain([service.service]).collect();
                 let flows = Flow::open_many(client, &addresses, 4);
                 let pods: BTreeSet<String> = flows.into_iter().map(|flow| flow.node).collect();
@@ -137,7 +128,7 @@ fn source_ranges_keep_other_clients_out_at_vips_and_node_ports() {
         let node = &net.nodes()[0];
         let places = [
             (&cluster.edge, service.service),
-            (&cluster.nodes[0], at_node(service, node)),
+            (&cluster.nodes[0], service.at_node(node)),
         ];
         for (agent, service) in places {
             Flow::open(admitted, &service).unwrap();

@@ -1,9 +1,10 @@
 //! An edge, nodes with pods, and the one configuration file that all have.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    slice,
 };
 
 use lab::{Machine, Topology, wait_for, wait_until};
@@ -16,6 +17,17 @@ use super::{
 /// Where pods listen, for services on any port.
 const TARGET_PORT: u16 = 8080;
 
+/// How pods have their addresses, and where in them a service is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PodKind {
+    /// At addresses of their own.
+    Plain,
+    /// As [`Self::Plain`], but the program listens on loopback alone, for a [`Sidecar`](super::Sidecar). For TCP only.
+    WithSidecar,
+    /// At their nodes' addresses: each node is a pod.
+    OfHostNetwork,
+}
+
 /// A service over pods.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PodService<'net> {
@@ -23,6 +35,7 @@ pub(crate) struct PodService<'net> {
     pub(crate) service: Service,
     pub(crate) node_port: Option<u16>,
     pub(crate) target_port: u16,
+    pub(crate) kind: PodKind,
     /// The pod, or all pods; a machine that is no pod leaves none.
     pub(crate) only: Option<&'net Machine>,
     /// One more line of the configuration, such as `traffic_policy: local`.
@@ -36,8 +49,18 @@ impl<'net> PodService<'net> {
             service,
             node_port: None,
             target_port: TARGET_PORT,
+            kind: PodKind::Plain,
             only: None,
             settings: "",
+        }
+    }
+
+    /// The service as a node serves it at the NodePort.
+    pub(crate) fn at_node(&self, node: &Machine) -> Service {
+        let address = node.address_like(self.service.address.ip());
+        Service {
+            address: (address, self.node_port.unwrap()).into(),
+            ..self.service
         }
     }
 
@@ -45,6 +68,26 @@ impl<'net> PodService<'net> {
     fn target(&self, pod: &Machine) -> SocketAddr {
         let address = pod.address_like(self.service.address.ip());
         SocketAddr::new(address, self.target_port)
+    }
+
+    /// Where the program of a pod listens.
+    fn socket(&self, pod: &Machine) -> SocketAddr {
+        let target = self.target(pod);
+        let loopback: IpAddr = match (self.kind, target.ip()) {
+            (PodKind::Plain | PodKind::OfHostNetwork, _) => return target,
+            (PodKind::WithSidecar, IpAddr::V4(_)) => Ipv4Addr::LOCALHOST.into(),
+            (PodKind::WithSidecar, IpAddr::V6(_)) => Ipv6Addr::LOCALHOST.into(),
+        };
+        SocketAddr::new(loopback, self.target_port)
+    }
+
+    /// The service's pods on a node.
+    fn pods<'a>(&self, node: &'a Machine) -> impl Iterator<Item = &'a Machine> {
+        let pods = match self.kind {
+            PodKind::Plain | PodKind::WithSidecar => node.pods(),
+            PodKind::OfHostNetwork => slice::from_ref(node),
+        };
+        pods.iter().filter(|pod| self.has(pod))
     }
 
     fn has(&self, pod: &Machine) -> bool {
@@ -72,13 +115,17 @@ impl<'net> PodService<'net> {
         if !self.settings.is_empty() {
             writeln!(text, "    {}", self.settings).unwrap();
         }
-        if !net.pods().any(|pod| self.has(pod)) {
+        if net
+            .nodes()
+            .iter()
+            .all(|node| self.pods(node).next().is_none())
+        {
             text.push_str("    backends: []\n");
             return;
         }
         text.push_str("    backends:\n");
         for node in net.nodes() {
-            for pod in node.pods().iter().filter(|pod| self.has(pod)) {
+            for pod in self.pods(node) {
                 let (pod, node) = (self.target(pod), self.service.backend(node));
                 writeln!(
                     text,
@@ -157,15 +204,15 @@ impl<'net> Cluster<'net> {
 
 /// Serves services on every pod they have; each answers with its name.
 pub(crate) fn serve_on_pods(net: &Topology, services: &[PodService<'_>]) -> Vec<Echo> {
-    let echo = |pod| {
-        let targets: BTreeSet<(SocketAddr, Protocol)> = services
-            .iter()
-            .filter(|service| service.has(pod))
-            .map(|service| (service.target(pod), service.service.protocol))
-            .collect();
-        Echo::serve(pod, targets)
-    };
-    net.pods().map(echo).collect()
+    let mut sockets = BTreeMap::<&str, (&Machine, BTreeSet<(SocketAddr, Protocol)>)>::new();
+    for service in services {
+        for pod in net.nodes().iter().flat_map(|node| service.pods(node)) {
+            let (_, sockets) = sockets.entry(pod.label()).or_insert((pod, BTreeSet::new()));
+            sockets.insert((service.socket(pod), service.service.protocol));
+        }
+    }
+    let sockets = sockets.into_values();
+    sockets.map(|(pod, at)| Echo::serve(pod, at)).collect()
 }
 
 /// The file of every machine. Where there are no edges of their own, every node is one.
@@ -215,9 +262,10 @@ pub(crate) fn with_field(config: &str, pod: &Machine, field: &str) -> String {
 /// Tells whether a line of the file is about a pod as a backend.
 fn is_about(line: &str, pod: &Machine) -> bool {
     let addresses = [pod.v4(), pod.v6()];
+    // The list of nodes tells their addresses alone.
     let mut names = addresses
         .iter()
-        .map(|address| format!("- {{ address: \"{address}\""));
+        .map(|address| format!("- {{ address: \"{address}\", port: "));
     names.any(|name| line.contains(&name))
 }
 

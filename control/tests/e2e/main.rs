@@ -25,6 +25,7 @@ mod path_mtu;
 mod peers;
 mod pings;
 mod planted;
+mod pod_networks;
 mod pods;
 mod policies;
 mod programs;

@@ -170,7 +170,12 @@ impl Kind {
     }
 
     fn return_of(self, id: u32, tries: u32) -> Packet {
-        let outer = self.segment(ACK).next_hop();
+        self.return_with(ACK, id, tries)
+    }
+
+    /// What a node returns, by the flags of the segment.
+    fn return_with(self, flags: u8, id: u32, tries: u32) -> Packet {
+        let outer = self.segment(flags).next_hop();
         let outer = outer.within(self.node(id), self.edge());
         outer.tag(0x8000 | self.tag(id, tries))
     }
@@ -190,7 +195,12 @@ impl Kind {
 
     /// The returned segment goes to a backend.
     fn retries(self, draft: Draft, id: u32, tries: u32) -> Case {
-        let output = self.sent_to(id, tries, &self.segment(ACK));
+        self.retries_with(draft, ACK, id, tries)
+    }
+
+    /// The same, by the flags of the segment.
+    fn retries_with(self, draft: Draft, flags: u8, id: u32, tries: u32) -> Case {
+        let output = self.sent_to(id, tries, &self.segment(flags));
         let counts = counted(ToNodeReason::Retried.index());
         draft.ends(Action::Transmit, output, counts)
     }

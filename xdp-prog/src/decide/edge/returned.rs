@@ -103,6 +103,8 @@ struct Question {
     service: u32,
     /// Index of the slot.
     index: u32,
+    /// Whether the packet is the client's RST.
+    is_reset: bool,
 }
 
 /// Finds the slot of the flow of a packet that may be returned.
@@ -135,6 +137,7 @@ fn read<'t, F: Frame, A: Messages, T: World>(
         flow: opaque_tuple(tables, &flow.tuple()),
         service: found.id,
         index,
+        is_reset: flags.rst(),
     })
 }
 
@@ -149,8 +152,13 @@ fn next<'t, F: Frame, T: World>(
     protocol: u8,
 ) -> Result<HandOver, Verdict<'t>> {
     let tag = u64::from(decap.tag.0);
-    let words = [question.service.into(), question.index.into(), tag, 0];
-    let Some([service, index, tag, _]) = tables.relay(words) else {
+    let words = [
+        question.service.into(),
+        question.index.into(),
+        tag,
+        question.is_reset.into(),
+    ];
+    let Some([service, index, tag, is_reset]) = tables.relay(words) else {
         return Err(Verdict::Drop(DropReason::StageMissing));
     };
     let flow = &question.flow;
@@ -174,7 +182,10 @@ fn next<'t, F: Frame, T: World>(
         Err(Refusal::OutOfTurn(_)) => return Err(Verdict::Drop(DropReason::ReturnRefused)),
         Err(Refusal::Dropped(reason)) => return Err(Verdict::Drop(reason)),
     };
-    walk.expect(tables, flow, backend, tries);
+    // A RST ends the connection. Its pin would come behind the SYN of the client's next one, and take that for the former.
+    if is_reset == 0 {
+        walk.expect(tables, flow, backend, tries);
+    }
     Ok(HandOver {
         service: service as u32,
         backend,

@@ -10,13 +10,13 @@ use super::{
     super::{
         super::{
             hash,
-            packet::{ACK, Link, Packet, SYN, VLAN},
+            packet::{ACK, Link, Packet, RST, SYN, VLAN},
             tables::{TableSet, padded},
         },
         BACK, CLIENT_V4, Case, Draft, EDGE_V4, HASH_SEED, IN, PEER_V4, TCP, VIP_V4, client,
         counted, time_exceeded, too_big, v4, v6, way,
     },
-    CURRENT, KINDS, Kind, LIST, PAST, PORT, SERVICE, keep, keep_young, mark, to_node,
+    CURRENT, KINDS, Kind, LIST, PAST, PORT, SERVICE, keep, keep_young, mark, none, to_node,
     without_current,
 };
 
@@ -24,6 +24,7 @@ pub(in super::super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for kind in KINDS {
         cases.extend(walk(kind));
+        cases.push(reset(kind));
         cases.extend(to_the_pin(kind));
         cases.extend(not_returned(kind));
     }
@@ -32,6 +33,13 @@ pub(in super::super) fn cases() -> Vec<Case> {
     cases.extend(what_seems_returned(KINDS[0]));
     cases.extend(rules(KINDS[0]));
     cases
+}
+
+/// A RST goes from owner to owner like other segments. A pin would come behind the SYN of the client's next connection.
+fn reset(kind: Kind) -> Case {
+    let frame = IN.carry(&kind.return_with(RST, CURRENT, 3));
+    let draft = kind.case("returned_rst_is_tried_and_not_pinned", frame);
+    kind.retries_with(draft, RST, PAST[0], 2).pins(none())
 }
 
 /// A returned segment goes from owner to owner, and to the current one at last.

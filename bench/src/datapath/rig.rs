@@ -292,6 +292,10 @@ impl Rig {
             rig.send(system, case, frames)?;
             Ok((before, rig.statistics(system, case.family)?))
         })?;
+        if system == System::NodeAsked && case.protocol == Protocol::Tcp {
+            let is_asked = tables::have_sockets(&self.product, case)?;
+            ensure!(is_asked, "the pod's kernel has not told of all connections");
+        }
         let runs = after.run_count() - before.run_count();
         ensure!(
             runs == u64::from(frames),
@@ -342,25 +346,31 @@ impl Rig {
             System::NodeReturn => ReplyReason::Returned.index(),
             System::Retry => ToNodeReason::Retried.index(),
             System::Pass | System::Services => return Ok(None),
+            System::Pinned => {
+                let backend = tables::pinned_backend(&self.tables, case.family)?;
+                return self
+                    .packets_of(abi::map::BACKEND_TRAFFIC, backend)
+                    .map(Some);
+            }
             _ => {
                 let service = tables::service(system, case.family, case.protocol);
                 let service = service.and_then(|key| self.tables.service(&key));
                 return service
-                    .map(|service| self.forwarded(service.id))
+                    .map(|service| self.packets_of(abi::map::SERVICE_TRAFFIC, service.id))
                     .transpose();
             }
         };
         Ok(Some(self.counters.reasons()[reason as usize].packets))
     }
 
-    /// Returns how many packets to a service all CPUs have forwarded. It reads no other service's counters: those of
-    /// all would take longer than a trial.
-    fn forwarded(&self, service: u32) -> Result<u64> {
-        let map = self.product.map(abi::map::SERVICE_TRAFFIC)?;
+    /// Returns how many packets to a service, or a backend, all CPUs have forwarded. It reads no other counters: all of
+    /// them would take longer than a trial.
+    fn packets_of(&self, table: &str, id: u32) -> Result<u64> {
+        let map = self.product.map(table)?;
         let traffic: Array<MapData, Traffic> = Array::try_from(Map::Array(map))?;
         let cpus = cpus::possible()?;
         let of_cpu = traffic.len() / cpus;
-        let of = |cpu| traffic.get(&(cpu * of_cpu + service), 0);
+        let of = |cpu| traffic.get(&(cpu * of_cpu + id), 0);
         let each = (0..cpus).map(|cpu| Ok(of(cpu)?.packets));
         each.sum()
     }

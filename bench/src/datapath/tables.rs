@@ -14,8 +14,8 @@ use fastpath::{
     load::{Loaded, Loader},
     nexthop::{NextHop, Resolution},
     tables::{
-        Addresses, BackendKey, BackendSpec, ForwardMode, NatSettings, OwnedBackend, ServiceKey,
-        ServiceSpec, Settings, Tables,
+        Addresses, BackendKey, BackendSpec, ForwardMode, NatSettings, OwnedBackend, PodNamespace,
+        ServiceKey, ServiceSpec, Settings, Tables,
     },
 };
 use xdp_prog::{
@@ -224,6 +224,8 @@ pub(super) fn fill(tables: &mut Tables, device: u32) -> Result<()> {
     let edges = Family::ALL.map(|family| (0..EDGES).map(move |index| frames::node(family, index)));
     let edges = edges.into_iter().flatten().map(Into::into).collect();
     tables.set_trusted_edges(&edges)?;
+    let pods = both().map(|addresses| (addresses.pod, PodNamespace::Own));
+    tables.set_pod_namespaces(&pods.collect());
     for family in Family::ALL {
         fill_next_hops(tables, family, device)?;
         for protocol in Protocol::ALL {
@@ -346,7 +348,7 @@ pub(super) fn fill_flows(product: &Loaded, tables: &Tables, case: Case, device: 
         let from = key(plus(addresses.client, bits));
         let port = port.to_be_bytes();
         let target = TARGET_PORT.to_be_bytes();
-        let tuple = Tuple::new(from, key(addresses.pod), port, target, number);
+        let tuple = pod_tuple(family, protocol, flow);
         flows.insert(tuple, PodFlow::new(&tuple, vip, pods, outer, 0, now), 0)?;
 
         let forward = Tuple::new(from, vip, port, nat, number);
@@ -387,20 +389,25 @@ pub(super) fn with_tries(tag: Tag) -> Tag {
     Tag(tag.0 | Tag::tries_bits(2))
 }
 
+/// Returns the id of the past owner to which all flows of [`System::Pinned`] are pinned.
+pub(super) fn pinned_backend(tables: &Tables, family: Family) -> Result<u32> {
+    let former = former_spec(System::Pinned, family).context("it has had other owners")?;
+    let former = former.backends[0].key(ForwardMode::Ipip);
+    let mut backends = tables.backends();
+    let known = backends.find(|(owned, _)| owned.key == former);
+    let (_, known) = known.context("a past owner has its entry")?;
+    Ok(known.id)
+}
+
 /// Pins flows of [`System::Pinned`] to a past owner, in a second long past.
 fn pin_flows(product: &Loaded, tables: &Tables, family: Family) -> Result<()> {
     let protocol = Protocol::Tcp;
     let service = service(System::Pinned, family, protocol).context("the way has a service")?;
     let installed = tables.service(&service).context("the service is there")?;
-    let former = former_spec(System::Pinned, family).context("it has had other owners")?;
-    let former = former.backends[0].key(ForwardMode::Ipip);
-    let mut backends = tables.backends();
-    let (_, former) = backends
-        .find(|(owned, _)| owned.key == former)
-        .context("a past owner has its entry")?;
+    let former = pinned_backend(tables, family)?;
     let entries: Array<MapData, Backend> =
         Array::try_from(Map::Array(product.map(map::BACKENDS)?))?;
-    let entry = entries.get(&former.id, 0)?;
+    let entry = entries.get(&former, 0)?;
 
     let mut pasts: Array<MapData, PastPair> =
         Array::try_from(Map::Array(product.map(map::PASTS)?))?;
@@ -417,9 +424,43 @@ fn pin_flows(product: &Loaded, tables: &Tables, family: Family) -> Result<()> {
         let (to, number) = (key(service.address), protocol.number());
         let (port, at) = (port.to_be_bytes(), service.port.to_be_bytes());
         let flow = Tuple::new(from, to, port, at, number);
-        pins.insert(flow, Pin::new(&flow, former.id, &entry, 0), 0)?;
+        pins.insert(flow, Pin::new(&flow, former, &entry, 0), 0)?;
     }
     Ok(())
+}
+
+/// Tells whether the pod's kernel has told of all flows that a node is asked about.
+pub(super) fn have_sockets(product: &Loaded, case: Case) -> Result<bool> {
+    let Case {
+        family, protocol, ..
+    } = case;
+    let flows: HashMap<MapData, Tuple, PodFlow> =
+        HashMap::try_from(Map::LruHashMap(product.map(map::FLOWS)?))?;
+    for flow in 0..ASKED_FLOWS {
+        if !flows
+            .get(&pod_tuple(family, protocol, flow), 0)?
+            .has_had_socket()
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Returns the tuple of a flow as the pod sees it.
+fn pod_tuple(family: Family, protocol: Protocol, flow: u32) -> Tuple {
+    let CaseAddresses {
+        client: first, pod, ..
+    } = addresses(family);
+    let (bits, port) = client(flow);
+    let (from, target) = (key(plus(first, bits)), TARGET_PORT.to_be_bytes());
+    Tuple::new(
+        from,
+        key(pod),
+        port.to_be_bytes(),
+        target,
+        protocol.number(),
+    )
 }
 
 /// Takes away what programs have noted of flows within the last second, and what they expect of them.

@@ -1,6 +1,6 @@
 //! How many cache lines of tables a packet touches, counted by a machine that runs the compiled programs.
 //!
-//! `cargo test -p bench --lib lines_of_tables -- --nocapture` prints them by table.
+//! `cargo test -p bench --lib lines_of_tables -- --nocapture` prints them by table, behind the number of BPF instructions.
 
 mod machine;
 
@@ -90,22 +90,25 @@ fn lines_of_tables_that_a_packet_touches_are_few() {
                 for flow in 0..FLOWS {
                     run(flow);
                 }
+                let mut instructions = 0;
                 for flow in 0..FLOWS {
                     let run = run(flow);
+                    instructions += run.instructions;
                     assert_eq!(run.action & 0xffff_ffff, expected, "{system:?}");
                     for (table, count) in run.lines {
                         *lines.entry(table).or_default() += count;
                     }
                 }
-                let mean = |lines: usize| lines as f64 / f64::from(FLOWS);
+                let mean = |count: usize| count as f64 / f64::from(FLOWS);
                 let all = mean(lines.values().sum());
                 let tables = lines
                     .iter()
                     .map(|(name, lines)| format!("{name} {}", mean(*lines)));
                 let tables: Vec<_> = tables.collect();
                 println!(
-                    "{:<15}{family:?} {protocol:?} {all:>6.2}  {}",
+                    "{:<15}{family:?} {protocol:?} {all:>6.2} {:>5.0}  {}",
                     system.name(),
+                    mean(instructions),
                     tables.join(", ")
                 );
                 let most = MOST.iter().find(|(bound, _)| *bound == system);

@@ -6,13 +6,14 @@
 //! that the pod had: another pod may get the address within seconds.
 //!
 //! The address of a pod on the host's network is the machine's and stays. The kernel has ended the connections of a program
-//! that has ended, and the node asks it for each. Of datagrams nobody could tell, so their socket has to be there.
+//! that has ended, and the node asks it for each. Of datagrams nobody could tell, so their socket has to be there. Pods by SCTP,
+//! whose sockets nobody lists, are not kept.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use fastpath::facts::{self, PodAddresses};
 use fastpath::tables::{BackendKey, Tables};
@@ -47,8 +48,8 @@ struct PresentPods {
     addresses: PodAddresses,
     /// This machine's own addresses.
     own: BTreeSet<IpAddr>,
-    /// The ports at which the machine's own programs take datagrams.
-    datagram_ports: BTreeSet<u16>,
+    /// Where the machine's own programs take datagrams from anybody.
+    datagram_sockets: BTreeSet<SocketAddr>,
 }
 
 /// A pod that has left.
@@ -74,7 +75,7 @@ impl DepartedPods {
         self.follow(services, own_pods, now);
         // To list all addresses takes a request for each pod here.
         if (self.is_due || self.any(|_, _, departed| departed.devices.is_none()))
-            && let Some(there) = self.found.take().or_else(|| PresentPods::find(own))
+            && let Some(there) = self.found.take().or_else(|| self.find_present(own))
         {
             self.retain_there(&there, now);
             self.is_due = false;
@@ -87,7 +88,7 @@ impl DepartedPods {
         if self.pods.is_empty() {
             return false;
         }
-        let Some(there) = PresentPods::find(own) else {
+        let Some(there) = self.find_present(own) else {
             return false;
         };
         self.is_due |= self.any(|service, pod, departed| {
@@ -101,9 +102,40 @@ impl DepartedPods {
     /// Returns whether the device of any of the pods has gone, which asks the kernel for less than
     /// [`Self::has_gone`].
     pub(super) fn has_lost_device(&mut self) -> bool {
-        let is_lost = |index: &u32| !facts::has_device(*index);
-        self.is_due |= self.any(|_, _, departed| departed.devices.iter().flatten().any(is_lost));
+        let departed = self.pods.values().flat_map(BTreeMap::values);
+        let devices: BTreeSet<u32> = departed
+            .flat_map(|departed| departed.devices.iter().flatten().copied())
+            .filter(|index| *index != LOOPBACK)
+            .collect();
+        self.is_due |= devices.iter().any(|index| !facts::has_device(*index));
         self.is_due
+    }
+
+    /// Asks the kernel which pods are here; `None` if it does not tell.
+    fn find_present(&self, own: &BTreeSet<IpAddr>) -> Option<PresentPods> {
+        let asks_sockets = self.any(|service, pod, _| {
+            let is_own = pod.pod.is_some_and(|pod| own.contains(&pod.ip()));
+            is_own && service.protocol == Protocol::Udp
+        });
+        let datagram_sockets = if asks_sockets {
+            datagram_sockets()?
+        } else {
+            BTreeSet::new()
+        };
+        match facts::pod_addresses() {
+            Ok(addresses) => Some(PresentPods {
+                addresses,
+                own: own.clone(),
+                datagram_sockets,
+            }),
+            Err(error) => {
+                tracing::warn!(
+                    error = chain(&error),
+                    "cannot find out which pods are still here"
+                );
+                None
+            }
+        }
     }
 
     fn any(&self, is: impl Fn(&ServiceKey, &BackendKey, &Departed) -> bool) -> bool {
@@ -212,57 +244,77 @@ impl Departed {
 }
 
 impl PresentPods {
-    /// Asks the kernel; `None` if it does not tell.
-    fn find(own: &BTreeSet<IpAddr>) -> Option<Self> {
-        match facts::pod_addresses() {
-            Ok(addresses) => Some(Self {
-                addresses,
-                own: own.clone(),
-                datagram_ports: datagram_ports(),
-            }),
-            Err(error) => {
-                tracing::warn!(
-                    error = chain(&error),
-                    "cannot find out which pods are still here"
-                );
-                None
-            }
-        }
-    }
-
     /// Returns the devices that lead to a pod of a service; `None` if it is not here.
     fn devices(&self, service: &ServiceKey, pod: &BackendKey) -> Option<BTreeSet<u32>> {
         let pod = pod.pod?;
         if self.own.contains(&pod.ip()) {
             let may_answer = match service.protocol {
-                Protocol::Tcp | Protocol::Sctp => true,
-                Protocol::Udp => self.datagram_ports.contains(&pod.port()),
+                Protocol::Tcp => true,
+                Protocol::Udp => self.takes_datagrams(pod),
+                Protocol::Sctp => false,
             };
             return may_answer.then_some([LOOPBACK].into());
         }
         let namespaces = self.addresses.get(&pod.ip())?;
         Some(namespaces.values().flatten().copied().collect())
     }
+
+    /// Tells whether a socket takes datagrams to a pod's address, by its own or by any.
+    fn takes_datagrams(&self, pod: SocketAddr) -> bool {
+        let any = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+        let may_be: &[IpAddr] = if pod.is_ipv4() { &any } else { &any[1..] };
+        let mut addresses = may_be.iter().chain([&pod.ip()]).copied();
+        addresses.any(|address| {
+            let socket = SocketAddr::new(address, pod.port());
+            self.datagram_sockets.contains(&socket)
+        })
+    }
 }
 
-/// Returns the ports of this machine's sockets for datagrams.
-fn datagram_ports() -> BTreeSet<u16> {
-    let tables = ["udp", "udp6"].map(|table| {
-        let table = fs::read_to_string(format!("/proc/net/{table}"));
-        table.unwrap_or_default()
+/// Lists this machine's sockets that take datagrams from anybody; `None` if the kernel does not tell.
+fn datagram_sockets() -> Option<BTreeSet<SocketAddr>> {
+    let mut sockets = BTreeSet::new();
+    // The kernel writes the table in parts, and one line may be missing between two of them.
+    for table in ["udp", "udp6"].repeat(2) {
+        match fs::read_to_string(format!("/proc/net/{table}")) {
+            Ok(table) => sockets.extend(table.lines().filter_map(unconnected)),
+            // There is no IPv6.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && table == "udp6" => {}
+            Err(error) => {
+                tracing::warn!(%error, table, "cannot list the sockets of pods on the host's network");
+                return None;
+            }
+        }
+    }
+    Some(sockets)
+}
+
+/// Returns the local end in a line of `/proc/net/udp`, if the socket has no peer: ` 12: 0100007F:1F90 00000000:0000 07 ...`.
+/// Addresses are words in the machine's byte order.
+fn unconnected(line: &str) -> Option<SocketAddr> {
+    let mut fields = line.split_whitespace().skip(1);
+    let (local, peer) = (fields.next()?, fields.next()?);
+    if !peer.ends_with(":0000") {
+        return None;
+    }
+    let (words, port) = local.split_once(':')?;
+    let words = words.as_bytes().chunks(8).map(|word| {
+        let word = u32::from_str_radix(str::from_utf8(word).ok()?, 16).ok()?;
+        Some(word.to_ne_bytes())
     });
-    let lines = tables.iter().flat_map(|table| table.lines().skip(1));
-    lines.filter_map(port_of_socket).collect()
-}
-
-/// Returns the local port in a line of `/proc/net/udp`: ` 12: 0100007F:1F90 00000000:0000 07 ...`.
-fn port_of_socket(line: &str) -> Option<u16> {
-    let (_, port) = line.split_whitespace().nth(1)?.rsplit_once(':')?;
-    u16::from_str_radix(port, 16).ok()
+    let words: Vec<[u8; 4]> = words.collect::<Option<_>>()?;
+    let address = match *words.as_slice() {
+        [address] => IpAddr::from(address),
+        [..] => IpAddr::from(<[u8; 16]>::try_from(words.as_flattened()).ok()?),
+    };
+    let port = u16::from_str_radix(port, 16).ok()?;
+    Some(SocketAddr::new(address.to_canonical(), port))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::UdpSocket;
+
     use super::*;
     use crate::config;
 
@@ -388,25 +440,46 @@ services:
     }
 
     #[test]
-    fn datagrams_go_on_at_the_hosts_network_while_a_socket_is_bound_to_their_port() {
-        let there = PresentPods {
+    fn datagrams_go_on_at_the_hosts_network_while_a_socket_takes_them() {
+        let there = |sockets: &[&str]| PresentPods {
             own: [[10, 244, 1, 5].into()].into(),
-            datagram_ports: [53].into(),
+            datagram_sockets: sockets
+                .iter()
+                .map(|socket| socket.parse().unwrap())
+                .collect(),
             ..PresentPods::default()
         };
         let services = services(SERVICES);
         let (dns, service) = services.iter().find(|(key, _)| key.port == 53).unwrap();
         let pod = service.spec.backends[0].key(ForwardMode::Ipip);
-        assert_eq!(there.devices(dns, &pod), Some([LOOPBACK].into()));
-        let unbound = PresentPods {
-            datagram_ports: BTreeSet::new(),
-            ..there
+        for socket in ["10.244.1.5:53", "0.0.0.0:53", "[::]:53"] {
+            let devices = there(&[socket]).devices(dns, &pod);
+            assert_eq!(devices, Some([LOOPBACK].into()), "{socket}");
+        }
+        let others = ["127.0.0.53:53", "10.244.1.5:54", "[::1]:53"];
+        assert_eq!(there(&others).devices(dns, &pod), None);
+        let by_sctp = ServiceKey {
+            protocol: Protocol::Sctp,
+            ..*dns
         };
-        assert_eq!(unbound.devices(dns, &pod), None);
+        assert_eq!(there(&["0.0.0.0:53"]).devices(&by_sctp, &pod), None);
+    }
 
-        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        let port = socket.local_addr().unwrap().port();
-        assert!(datagram_ports().contains(&port));
+    #[test]
+    fn sockets_for_datagrams_are_those_without_a_peer() {
+        let bound = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let connected = UdpSocket::bind("127.0.0.1:0").unwrap();
+        connected.connect(bound.local_addr().unwrap()).unwrap();
+        let sockets = datagram_sockets().unwrap();
+        assert!(sockets.contains(&bound.local_addr().unwrap()));
+        assert!(!sockets.contains(&connected.local_addr().unwrap()));
+        let line = "  12: 0000000000000000FFFF00000100007F:1F90 \
+                    00000000000000000000000000000000:0000 07 00000000:00000000";
+        assert_eq!(unconnected(line), Some("127.0.0.1:8080".parse().unwrap()));
+        assert_eq!(
+            unconnected("  sl  local_address rem_address   st tx_queue"),
+            None
+        );
     }
 
     #[test]

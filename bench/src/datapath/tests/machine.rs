@@ -1,4 +1,4 @@
-//! A machine that runs the compiled programs instruction by instruction and notes which lines of which table they
+//! A machine that runs the compiled programs instruction by instruction, counts these, and notes which lines of which table they
 //! touch.
 //!
 //! Elements of tables are read from the kernel's maps when they are first asked for; what programs change stays here.
@@ -50,6 +50,8 @@ struct Table {
 pub(super) struct Run {
     /// Lines by table.
     pub(super) lines: BTreeMap<String, usize>,
+    /// BPF instructions; a helper is one.
+    pub(super) instructions: usize,
     /// What the program returned.
     pub(super) action: u64,
 }
@@ -60,6 +62,7 @@ pub(super) struct Machine {
     tables: Vec<Table>,
     memory: HashMap<u64, u8>,
     touched: BTreeSet<u64>,
+    executed: usize,
     now: u64,
 }
 
@@ -107,6 +110,7 @@ impl Machine {
             tables,
             memory,
             touched: BTreeSet::new(),
+            executed: 0,
             now: monotonic_ns(),
         }
     }
@@ -139,6 +143,7 @@ impl Machine {
 
     fn run(&mut self, program: &str) -> Run {
         self.touched.clear();
+        self.executed = 0;
         let action = self.execute(program);
         let mut lines = BTreeMap::new();
         for line in &self.touched {
@@ -146,7 +151,11 @@ impl Machine {
             let name = &self.tables[usize::try_from(table).unwrap()].name;
             *lines.entry(name.clone()).or_default() += 1;
         }
-        Run { lines, action }
+        Run {
+            lines,
+            instructions: self.executed,
+            action,
+        }
     }
 
     fn touch(&mut self, address: u64, length: u64) {
@@ -194,6 +203,7 @@ impl Machine {
         loop {
             let instruction = code[at];
             at += 1;
+            self.executed += 1;
             let (dst, src) = (
                 usize::from(instruction.dst_reg()),
                 usize::from(instruction.src_reg()),

@@ -93,6 +93,7 @@ fn ask<'t, T: World>(tables: &T, question: &Question, known: HandOver) -> Verdic
     let (flow, attempt) = (&question.flow, Try(known.detail));
     let walk = Walk::of(tables, question.index, flow.protocol());
     let walk = walk.within(question.reach as u32);
+    let walk = walk.with_flags(question.segment.flags);
     let is_current = walk.current() == known.backend;
     if (is_current || is_delivered_to(tables, known, pod))
         && known::find(tables, flow, pod, &question.segment) != Known::No

@@ -67,20 +67,18 @@ pub fn balance<'t, F: Frame, A: Ip, T: World>(
     };
     let index = slot_index(lookup.table, lookup.hash);
     let slot = tables.slot(index).unwrap_or_default();
-    let current = current_owner(tables, service, slot, lookup.hash);
-    let chosen = if slot.has_past() || lookup.has_affinity {
-        let place = (index, current);
+    let (owner, tries) = if slot.has_past() || lookup.has_affinity {
+        let place = (index, current_owner(tables, service, slot, lookup.hash));
         match straight::choose(frame, tables, packet, flow, &lookup, place) {
             Some(chosen) => chosen,
             None => return to_past(tables, service, index, flow, lookup.hash),
         }
     } else {
-        match current {
+        match current_owner(tables, service, slot, lookup.hash) {
             Some(owner) => (owner, 0),
             None => return no_owner(tables, service),
         }
     };
-    let (owner, tries) = chosen;
     match forward(tables, packet, flow, lookup.mode, &owner) {
         Ok(Verdict::Forward(forward)) => Verdict::Forward(forward.with_tries(tries)),
         Ok(verdict) => verdict,

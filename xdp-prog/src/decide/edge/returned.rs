@@ -103,8 +103,7 @@ struct Question {
     service: u32,
     /// Index of the slot.
     index: u32,
-    /// Whether the packet is the client's RST.
-    is_reset: bool,
+    flags: TcpFlags,
 }
 
 /// Finds the slot of the flow of a packet that may be returned.
@@ -137,7 +136,7 @@ fn read<'t, F: Frame, A: Messages, T: World>(
         flow: opaque_tuple(tables, &flow.tuple()),
         service: found.id,
         index,
-        is_reset: flags.rst(),
+        flags,
     })
 }
 
@@ -156,9 +155,9 @@ fn next<'t, F: Frame, T: World>(
         question.service.into(),
         question.index.into(),
         tag,
-        question.is_reset.into(),
+        question.flags.0.into(),
     ];
-    let Some([service, index, tag, is_reset]) = tables.relay(words) else {
+    let Some([service, index, tag, flags]) = tables.relay(words) else {
         return Err(Verdict::Drop(DropReason::StageMissing));
     };
     let flow = &question.flow;
@@ -166,7 +165,7 @@ fn next<'t, F: Frame, T: World>(
         return Err(not_returned(tables));
     };
     let sender = Sender { node, edge, tag };
-    let walk = Walk::of(tables, index as u32, protocol);
+    let walk = Walk::of(tables, index as u32, protocol).with_flags(TcpFlags(flags as u8));
     let (backend, tries) = match walk.step(tables, flow, &sender, sender.tag().tries()) {
         // Inside an outer header, a datagram gets no answer. Without a pin, the flow's next one is refused as it comes.
         Ok((0, _)) if walk.is_of_datagrams() => {
@@ -182,10 +181,7 @@ fn next<'t, F: Frame, T: World>(
         Err(Refusal::OutOfTurn(_)) => return Err(Verdict::Drop(DropReason::ReturnRefused)),
         Err(Refusal::Dropped(reason)) => return Err(Verdict::Drop(reason)),
     };
-    // A RST ends the connection. Its pin would come behind the SYN of the client's next one, and take that for the former.
-    if is_reset == 0 {
-        walk.expect(tables, flow, backend, tries);
-    }
+    walk.expect(tables, flow, backend, tries);
     Ok(HandOver {
         service: service as u32,
         backend,

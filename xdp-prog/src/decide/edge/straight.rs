@@ -96,8 +96,10 @@ fn pinned<'t, T: World>(tables: &'t T, flow: &Tuple, pin: Pin) -> Option<&'t Bac
     }
 }
 
-/// Tells whether a backend is at another machine, which returns what the backend does not know.
+/// Tells whether a backend is at another machine, which returns what the backend does not know, and the way there is known.
 #[inline(always)]
 fn returns<T: World>(tables: &T, backend: &Backend) -> bool {
-    backend.flags & Backend::OWN_POD == BACKEND_POD && !is_source_spread(tables, backend)
+    backend.flags & Backend::OWN_POD == BACKEND_POD
+        && backend.next_hop != 0
+        && !is_source_spread(tables, backend)
 }

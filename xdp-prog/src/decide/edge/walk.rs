@@ -31,6 +31,7 @@ mod pins;
 use crate::{
     abi::{BACKEND_POD, Backend, MAX_PAST_OWNERS, MODE_IPIP, Past, Tag, Tuple},
     decide::{allowance::take_return, owner::ANY_BACKEND},
+    parse::TcpFlags,
     reason::DropReason,
     wire::protocol,
     world::{PinTable, World},
@@ -78,6 +79,9 @@ pub(super) struct Walk {
     has_returns: bool,
     /// The flags of backends that may get the packet: [`ANY_BACKEND`] or [`Backend::OWN_POD`].
     reach: u32,
+    /// Not 0 for the client's RST. What a node returns of it leaves the flow's pins as they are: the flow ends, and the SYN of the
+    /// client's next one may have passed.
+    is_reset: u32,
 }
 
 impl Walk {
@@ -97,6 +101,16 @@ impl Walk {
             protocol: protocol.into(),
             has_returns: true,
             reach: ANY_BACKEND,
+            is_reset: 0,
+        }
+    }
+
+    /// Returns the same walk for a segment with these flags.
+    #[inline(always)]
+    pub(super) const fn with_flags(self, flags: TcpFlags) -> Self {
+        Self {
+            is_reset: flags.rst() as u32,
+            ..self
         }
     }
 
@@ -118,6 +132,7 @@ impl Walk {
             protocol: opaque(self.protocol),
             has_returns: self.has_returns,
             reach: self.reach,
+            is_reset: self.is_reset,
         }
     }
 

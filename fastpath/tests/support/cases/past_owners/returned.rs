@@ -24,7 +24,7 @@ pub(in super::super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for kind in KINDS {
         cases.extend(walk(kind));
-        cases.push(reset(kind));
+        cases.extend(reset(kind));
         cases.extend(to_the_pin(kind));
         cases.extend(not_returned(kind));
     }
@@ -35,11 +35,18 @@ pub(in super::super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// A RST goes from owner to owner like other segments. A pin would come behind the SYN of the client's next connection.
-fn reset(kind: Kind) -> Case {
-    let frame = IN.carry(&kind.return_with(RST, CURRENT, 3));
-    let draft = kind.case("returned_rst_is_tried_and_not_pinned", frame);
-    kind.retries_with(draft, RST, PAST[0], 2).pins(none())
+/// A RST goes from owner to owner like other segments. What was noted of it would come behind the SYN of the client's next
+/// connection.
+fn reset(kind: Kind) -> [Case; 2] {
+    let case = |name: &str| kind.case(name, IN.carry(&kind.return_with(RST, CURRENT, 3)));
+    let walks = case("returned_rst_is_tried_and_not_pinned");
+    let pin = kind.pin(PAST[1]).marked(CURRENT);
+    let is_pinned = case("returned_rst_goes_to_the_pin_and_leaves_its_mark").with(keep(kind, pin));
+    [
+        kind.retries_with(walks, RST, PAST[0], 2).pins(none()),
+        kind.retries_with(is_pinned, RST, PAST[1], 3)
+            .pins([[(kind.flow(), pin)].into(), [].into()]),
+    ]
 }
 
 /// A returned segment goes from owner to owner, and to the current one at last.

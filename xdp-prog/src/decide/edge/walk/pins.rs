@@ -45,6 +45,9 @@ impl Walk {
     /// datagrams is pinned to any owner.
     #[inline(always)]
     pub(in super::super) fn expect<T: World>(&self, tables: &T, flow: &Tuple, id: u32, tries: u32) {
+        if self.is_reset != 0 {
+            return;
+        }
         if self.is_of_datagrams() {
             self.pin(tables, flow, id);
         } else if tries == 0 {
@@ -105,7 +108,7 @@ impl Walk {
                 && (!pin.is_marked() || pin.is_marked_for(self.current))
                 && !ignorant.is(tables, pin.backend())
             {
-                if pin.is_marked() {
+                if pin.is_marked() && self.is_reset == 0 {
                     tables.set_pin(table, flow, pin.unmarked(tables.now()));
                 }
                 return Some(pin.backend());

@@ -261,10 +261,9 @@ impl PresentPods {
 
     /// Tells whether a socket takes datagrams to a pod's address, by its own or by any.
     fn takes_datagrams(&self, pod: SocketAddr) -> bool {
-        let any = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
-        let may_be: &[IpAddr] = if pod.is_ipv4() { &any } else { &any[1..] };
-        let mut addresses = may_be.iter().chain([&pod.ip()]).copied();
-        addresses.any(|address| {
+        let any_v4 = pod.is_ipv4().then_some(Ipv4Addr::UNSPECIFIED.into());
+        let addresses = [Some(pod.ip()), any_v4, Some(Ipv6Addr::UNSPECIFIED.into())];
+        addresses.into_iter().flatten().any(|address| {
             let socket = SocketAddr::new(address, pod.port());
             self.datagram_sockets.contains(&socket)
         })

@@ -310,6 +310,8 @@ impl Machine {
             // What they do to the packet is the packet's own.
             9 | 10 | 11 | 39 => 0,
             28 => 0,
+            // No pod has a socket.
+            99 => 0,
             other => panic!("helper {other} is not modelled"),
         }
     }

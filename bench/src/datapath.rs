@@ -64,6 +64,7 @@ pub mod balancers;
 pub(crate) mod frames;
 pub mod instructions;
 mod object;
+mod past;
 mod paths;
 mod plan;
 mod pod_sockets;

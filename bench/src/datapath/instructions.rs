@@ -102,12 +102,12 @@ fn count_ways(rig: &mut Rig, case: Case, found: &impl Fn(&Instructions)) -> Resu
     // Several paths have the same empty program.
     let mut of_empty = BTreeMap::new();
     for system in System::ALL {
-        // One packet of one flow would be too few.
-        let is_counted = !system.is_of_first_packets() || case.stream.flows > 1;
         let Some(empty) = system.empty() else {
             continue;
         };
-        if !system.has(case.protocol) || !is_counted {
+        // One packet of one flow would be too few.
+        let is_too_few = system.is_of_first_packets() && case.stream.flows == 1;
+        if is_too_few || !system.has(case.protocol) {
             continue;
         }
         let of_empty = match of_empty.entry(empty) {

@@ -27,6 +27,7 @@ use xdp_prog::{
 use super::{
     System,
     frames::{self, Family, PORT, Protocol},
+    past,
     tables::{self, CaseAddresses, TARGET_PORT},
 };
 
@@ -89,11 +90,11 @@ pub(super) fn pattern(system: System, family: Family, protocol: Protocol) -> Opt
     let within = match system {
         System::Pass | System::Node | System::NodeFirst => Some((edge, tables::pod_tag(pod))),
         System::NodeTries | System::NodeAsked | System::NodeReturn => {
-            Some((edge, tables::with_tries(tables::pod_tag(pod))))
+            Some((edge, past::with_tries(tables::pod_tag(pod))))
         }
         System::Retry => {
-            let (node, pod) = tables::owner_of_retries(family);
-            Some((node, tables::with_tries(tables::pod_tag(pod)).returned()))
+            let (node, pod) = past::owner_of_retries(family)?;
+            Some((node, past::with_tries(tables::pod_tag(pod)).returned()))
         }
         _ => None,
     };

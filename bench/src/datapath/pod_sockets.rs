@@ -7,14 +7,17 @@ use std::{
 };
 
 use anyhow::Result;
+use aya::maps::{HashMap, Map, MapData};
+use fastpath::load::Loaded;
 use lab::{Cidr, Namespace};
 use nix::sys::socket::{setsockopt, sockopt::TcpRepair};
 use socket2::{Domain, Protocol, Socket, Type};
-use xdp_prog::bench::client;
+use xdp_prog::abi::{PodFlow, Tuple, map};
 
 use super::{
+    Case,
     frames::Family,
-    tables::{self, ASKED_FLOWS, TARGET_PORT, plus},
+    tables::{self, ASKED_FLOWS, TARGET_PORT, client_of},
 };
 use crate::host;
 
@@ -48,7 +51,15 @@ pub(super) fn open(family: Family) -> io::Result<Vec<Socket>> {
     (0..ASKED_FLOWS).map(open).collect()
 }
 
-fn client_of(family: Family, flow: u32) -> SocketAddr {
-    let (bits, port) = client(flow);
-    SocketAddr::new(plus(tables::addresses(family).client, bits), port)
+/// Tells whether the kernel has told a node of all these connections.
+pub(super) fn are_known(product: &Loaded, case: Case) -> Result<bool> {
+    let flows: HashMap<MapData, Tuple, PodFlow> =
+        HashMap::try_from(Map::LruHashMap(product.map(map::FLOWS)?))?;
+    for flow in 0..ASKED_FLOWS {
+        let flow = tables::pod_tuple(case.family, case.protocol, flow);
+        if !flows.get(&flow, 0)?.has_had_socket() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

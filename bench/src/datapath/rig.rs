@@ -47,7 +47,7 @@ use super::{
     object::{
         array, attach, classifier, classifier_mut, generate, map_mut, send_live, xdp, xdp_mut,
     },
-    paths, pod_sockets,
+    past, paths, pod_sockets,
     tables::{self, KNOWN_FLOWS},
 };
 use crate::host::{self, CoreTakenAway};
@@ -73,6 +73,8 @@ pub(super) struct Rig {
     core: usize,
     /// The ends of connections at the pod of the present case.
     connections: Vec<Socket>,
+    /// Id of the backend that flows of the present case are pinned to.
+    pinned_backend: u32,
 }
 
 /// The duration of sending frames.
@@ -230,6 +232,7 @@ impl Rig {
             sent: 0,
             core,
             connections: Vec::new(),
+            pinned_backend: 0,
         })
     }
 
@@ -241,6 +244,7 @@ impl Rig {
         );
         array(&mut self.bench, map::OUTER)?.set(0, outer, 0)?;
         let device = self.pairs[abi::XDP_PROGRAM].far;
+        self.pinned_backend = past::pinned_backend(&self.tables, case.family)?;
         self.connections.clear();
         if case.protocol == Protocol::Tcp {
             self.connections = pod_sockets::open(case.family).context("opening a pod's sockets")?;
@@ -293,8 +297,11 @@ impl Rig {
             Ok((before, rig.statistics(system, case.family)?))
         })?;
         if system == System::NodeAsked && case.protocol == Protocol::Tcp {
-            let is_asked = tables::have_sockets(&self.product, case)?;
-            ensure!(is_asked, "the pod's kernel has not told of all connections");
+            let are_known = pod_sockets::are_known(&self.product, case)?;
+            ensure!(
+                are_known,
+                "the pod's kernel has not told of all connections"
+            );
         }
         let runs = after.run_count() - before.run_count();
         ensure!(
@@ -347,10 +354,8 @@ impl Rig {
             System::Retry => ToNodeReason::Retried.index(),
             System::Pass | System::Services => return Ok(None),
             System::Pinned => {
-                let backend = tables::pinned_backend(&self.tables, case.family)?;
-                return self
-                    .packets_of(abi::map::BACKEND_TRAFFIC, backend)
-                    .map(Some);
+                let table = abi::map::BACKEND_TRAFFIC;
+                return self.packets_of(table, self.pinned_backend).map(Some);
             }
             _ => {
                 let service = tables::service(system, case.family, case.protocol);

@@ -4,7 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
 use anyhow::{Context, Result};
@@ -20,8 +20,8 @@ use fastpath::{
 };
 use xdp_prog::{
     abi::{
-        AddressKey, Backend, DeliveryNotes, FlowNote, NAT_ANSWERED, NAT_OPEN, NatForward, NatLink,
-        NatMark, NatReverse, PastPair, Pin, PodFlow, Tag, Tuple, map,
+        AddressKey, DeliveryNotes, FlowNote, NAT_ANSWERED, NAT_OPEN, NatForward, NatLink, NatMark,
+        NatReverse, Pin, PodFlow, Tag, Tuple, map,
     },
     bench::client,
 };
@@ -29,6 +29,7 @@ use xdp_prog::{
 use super::{
     Case, System,
     frames::{self, EDGE_V4, EDGE_V6, Family, PORT, Protocol},
+    past,
 };
 
 /// Number of backends of a service.
@@ -53,9 +54,6 @@ pub(super) const TARGET_PORT: u16 = 8080;
 pub(super) const KNOWN_FLOWS: u32 = 10_000;
 /// Number of flows that a node, or an edge, is asked about: both limit how many they return in a moment.
 pub(super) const ASKED_FLOWS: u32 = 1_000;
-/// Pods of a service whose slots have had other owners, on as many nodes: owners now, and as many before them.
-const NEW_PODS: u32 = 300;
-const FORMER_PODS: u32 = 200;
 
 /// The addresses of one family.
 pub(super) struct CaseAddresses {
@@ -123,26 +121,28 @@ pub(super) fn service(system: System, family: Family, protocol: Protocol) -> Opt
     })
 }
 
-fn spec(system: System, family: Family) -> ServiceSpec {
+/// Lists a pod of each node. They have consecutive addresses, from this number on.
+pub(super) fn pods_of_nodes(family: Family, first: u32) -> impl Iterator<Item = BackendSpec> {
+    let pod = addresses(family).pod;
+    (0..BACKENDS).map(move |index| {
+        let pod = plus(pod, first + u32::from(index));
+        BackendSpec::pod(frames::node(family, index), (pod, TARGET_PORT).into(), 1)
+    })
+}
+
+pub(super) fn spec(system: System, family: Family) -> ServiceSpec {
     let CaseAddresses {
         here, pod, backend, ..
     } = addresses(family);
-    let nodes = || (0..BACKENDS).map(|index| (u32::from(index), frames::node(family, index)));
-    let pods_of_nodes = |first: u32| {
-        let pods = nodes().map(move |(index, node)| (node, plus(pod, first + index)));
-        pods.map(|(node, pod)| BackendSpec::pod(node, (pod, TARGET_PORT).into(), 1))
-    };
     let backends = match system {
         System::Node => vec![BackendSpec::pod(here, (pod, TARGET_PORT).into(), 1)],
         System::Nat => (0..NAT_BACKENDS)
             .map(|index| BackendSpec::nat((plus(backend, index), TARGET_PORT).into(), 1))
             .collect(),
-        System::NodePort => pods_of_nodes(1).collect(),
-        System::Past | System::Pinned => pods_of_nodes(NEW_PODS).collect(),
-        // With one owner, all packets come back from the same node.
-        System::Retry => pods_of_nodes(NEW_PODS).take(1).collect(),
-        _ => nodes()
-            .map(|(_, node)| BackendSpec::node(node, 1))
+        System::NodePort => pods_of_nodes(family, 1).collect(),
+        System::Past | System::Pinned | System::Retry => past::owners(system, family),
+        _ => (0..BACKENDS)
+            .map(|index| BackendSpec::node(frames::node(family, index), 1))
             .collect(),
     };
     ServiceSpec {
@@ -159,26 +159,6 @@ fn spec(system: System, family: Family) -> ServiceSpec {
         backends,
         ..ServiceSpec::default()
     }
-}
-
-/// Returns the service as it was before its slots got their present owners; `None` if they have had no others.
-fn former_spec(system: System, family: Family) -> Option<ServiceSpec> {
-    if !matches!(system, System::Past | System::Pinned | System::Retry) {
-        return None;
-    }
-    let mut spec = spec(system, family);
-    for backend in &mut spec.backends {
-        let pod = backend.pod?;
-        let former = less(pod.ip(), NEW_PODS - FORMER_PODS);
-        backend.pod = Some((former, pod.port()).into());
-    }
-    Some(spec)
-}
-
-/// Returns the node and the pod that own all slots of [`System::Retry`].
-pub(super) fn owner_of_retries(family: Family) -> (IpAddr, IpAddr) {
-    let pod = plus(addresses(family).pod, NEW_PODS);
-    (frames::node(family, 0), pod)
 }
 
 /// Loads the product with tables large enough for all services.
@@ -287,7 +267,7 @@ fn fill_services(tables: &mut Tables, family: Family, protocol: Protocol) -> Res
             continue;
         }
         if system != System::Services {
-            if let Some(former) = former_spec(system, family) {
+            if let Some(former) = past::former_spec(system, family) {
                 tables.put_service(key, &former)?;
             }
             tables.put_service(key, &spec(system, family))?;
@@ -344,9 +324,9 @@ pub(super) fn fill_flows(product: &Loaded, tables: &Tables, case: Case, device: 
     let mut reverse_flows: HashMap<MapData, Tuple, NatReverse> =
         HashMap::try_from(Map::HashMap(product.map(map::NAT_REVERSE)?))?;
     for flow in 0..KNOWN_FLOWS {
-        let (bits, port) = client(flow);
-        let from = key(plus(addresses.client, bits));
-        let port = port.to_be_bytes();
+        let (bits, _) = client(flow);
+        let client = client_of(family, flow);
+        let (from, port) = (key(client.ip()), client.port().to_be_bytes());
         let target = TARGET_PORT.to_be_bytes();
         let tuple = pod_tuple(family, protocol, flow);
         flows.insert(tuple, PodFlow::new(&tuple, vip, pods, outer, 0, now), 0)?;
@@ -369,7 +349,7 @@ pub(super) fn fill_flows(product: &Loaded, tables: &Tables, case: Case, device: 
         reverse_flows.insert(reverse, entry, 0)?;
     }
     if System::Pinned.has(protocol) {
-        pin_flows(product, tables, family)?;
+        past::pin_flows(product, tables, family)?;
     }
     Ok(())
 }
@@ -384,83 +364,23 @@ pub(super) fn pod_tag(pod: IpAddr) -> Tag {
     Tag::pod(key(pod))
 }
 
-/// Returns a tag with the tries of a packet of a slot that has had one other owner.
-pub(super) fn with_tries(tag: Tag) -> Tag {
-    Tag(tag.0 | Tag::tries_bits(2))
-}
-
-/// Returns the id of the past owner to which all flows of [`System::Pinned`] are pinned.
-pub(super) fn pinned_backend(tables: &Tables, family: Family) -> Result<u32> {
-    let former = former_spec(System::Pinned, family).context("it has had other owners")?;
-    let former = former.backends[0].key(ForwardMode::Ipip);
-    let mut backends = tables.backends();
-    let known = backends.find(|(owned, _)| owned.key == former);
-    let (_, known) = known.context("a past owner has its entry")?;
-    Ok(known.id)
-}
-
-/// Pins flows of [`System::Pinned`] to a past owner, in a second long past.
-fn pin_flows(product: &Loaded, tables: &Tables, family: Family) -> Result<()> {
-    let protocol = Protocol::Tcp;
-    let service = service(System::Pinned, family, protocol).context("the way has a service")?;
-    let installed = tables.service(&service).context("the service is there")?;
-    let former = pinned_backend(tables, family)?;
-    let entries: Array<MapData, Backend> =
-        Array::try_from(Map::Array(product.map(map::BACKENDS)?))?;
-    let entry = entries.get(&former, 0)?;
-
-    let mut pasts: Array<MapData, PastPair> =
-        Array::try_from(Map::Array(product.map(map::PASTS)?))?;
-    let run = installed.run.slots();
-    for pair in run.start / 2..run.end / 2 {
-        let words = pasts.get(&pair, 0)?;
-        pasts.set(pair, words.pinned(0).pinned(1), 0)?;
-    }
-    let mut pins: HashMap<MapData, Tuple, Pin> =
-        HashMap::try_from(Map::LruHashMap(product.map(map::PINS)?))?;
-    for flow in 0..KNOWN_FLOWS {
-        let (bits, port) = client(flow);
-        let from = key(plus(addresses(family).client, bits));
-        let (to, number) = (key(service.address), protocol.number());
-        let (port, at) = (port.to_be_bytes(), service.port.to_be_bytes());
-        let flow = Tuple::new(from, to, port, at, number);
-        pins.insert(flow, Pin::new(&flow, former, &entry, 0), 0)?;
-    }
-    Ok(())
-}
-
-/// Tells whether the pod's kernel has told of all flows that a node is asked about.
-pub(super) fn have_sockets(product: &Loaded, case: Case) -> Result<bool> {
-    let Case {
-        family, protocol, ..
-    } = case;
-    let flows: HashMap<MapData, Tuple, PodFlow> =
-        HashMap::try_from(Map::LruHashMap(product.map(map::FLOWS)?))?;
-    for flow in 0..ASKED_FLOWS {
-        if !flows
-            .get(&pod_tuple(family, protocol, flow), 0)?
-            .has_had_socket()
-        {
-            return Ok(false);
-        }
-    }
-    Ok(true)
+/// Returns the client's end of a flow.
+pub(super) fn client_of(family: Family, flow: u32) -> SocketAddr {
+    let (bits, port) = client(flow);
+    SocketAddr::new(plus(addresses(family).client, bits), port)
 }
 
 /// Returns the tuple of a flow as the pod sees it.
-fn pod_tuple(family: Family, protocol: Protocol, flow: u32) -> Tuple {
-    let CaseAddresses {
-        client: first, pod, ..
-    } = addresses(family);
-    let (bits, port) = client(flow);
-    let (from, target) = (key(plus(first, bits)), TARGET_PORT.to_be_bytes());
-    Tuple::new(
-        from,
-        key(pod),
-        port.to_be_bytes(),
-        target,
-        protocol.number(),
-    )
+pub(super) fn pod_tuple(family: Family, protocol: Protocol, flow: u32) -> Tuple {
+    let pod = SocketAddr::new(addresses(family).pod, TARGET_PORT);
+    tuple(client_of(family, flow), pod, protocol)
+}
+
+/// Returns the tuple of packets from one end to another.
+pub(super) fn tuple(from: SocketAddr, to: SocketAddr, protocol: Protocol) -> Tuple {
+    let [source, destination] = [from, to].map(|end| key(end.ip()));
+    let [from, to] = [from, to].map(|end| end.port().to_be_bytes());
+    Tuple::new(source, destination, from, to, protocol.number())
 }
 
 /// Takes away what programs have noted of flows within the last second, and what they expect of them.
@@ -482,14 +402,6 @@ pub(super) fn forget_notes(product: &Loaded) -> Result<()> {
         pins.remove(&flow)?;
     }
     Ok(())
-}
-
-/// Returns an address with a number taken from its low bits.
-fn less(address: IpAddr, bits: u32) -> IpAddr {
-    match address {
-        IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits() - bits).into(),
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() - u128::from(bits)).into(),
-    }
 }
 
 /// Returns an address with a number added to its low bits.

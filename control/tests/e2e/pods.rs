@@ -7,7 +7,7 @@ use lab::{Machine, Topology, wait_for};
 
 use crate::support::{
     Agent, Capture, Cluster, Flow, Mode, PodService, Protocol, Service, TIMEOUT, cluster_config,
-    serve_on_pods,
+    edge_apart, serve_on_pods,
 };
 
 /// Flows to each service: a pod that gets none of them has been left out.
@@ -120,23 +120,19 @@ impl Sent {
     }
 }
 
-fn segment() -> Topology {
-    Topology::builder().pods(2).build().unwrap()
-}
-
 #[test]
 fn ipip_over_ipv4_reaches_every_pod() {
-    every_pod_answers(&segment(), Mode::IpipV4);
+    every_pod_answers(&edge_apart(), Mode::IpipV4);
 }
 
 #[test]
 fn ipip_over_ipv6_reaches_every_pod() {
-    every_pod_answers(&segment(), Mode::IpipV6);
+    every_pod_answers(&edge_apart(), Mode::IpipV6);
 }
 
 #[test]
 fn l2dsr_reaches_every_pod() {
-    every_pod_answers(&segment(), Mode::L2dsr);
+    every_pod_answers(&edge_apart(), Mode::L2dsr);
 }
 
 #[test]
@@ -148,7 +144,7 @@ fn ipip_reaches_pods_behind_a_router() {
 #[test]
 fn node_port_is_served_by_every_node_with_the_pods_of_all() {
     const NODE_PORT: u16 = 30_080;
-    let net = segment();
+    let net = edge_apart();
     let services = pod_services(&[Mode::IpipV4])
         .into_iter()
         .map(|service| PodService {
@@ -205,7 +201,7 @@ fn which(agent: &Agent<'_>, flow: &Flow, pod: &Machine) -> String {
 
 #[test]
 fn pod_reaches_itself_through_its_own_service() {
-    let net = segment();
+    let net = edge_apart();
     let pod = &net.nodes()[0].pods()[0];
     let services = pod_services(&[Mode::IpipV4])
         .into_iter()

@@ -26,7 +26,7 @@ use crate::{
 /// What a packet is looked up by in a service's table.
 pub(super) struct LutLookup {
     table: ServiceWord,
-    hash: u32,
+    pub(super) hash: u32,
     /// [`Service::mode`](crate::abi::Service::mode).
     pub(super) mode: u32,
     /// Whether clients keep their backends.
@@ -68,7 +68,7 @@ pub fn balance<'t, F: Frame, A: Ip, T: World>(
     let index = slot_index(lookup.table, lookup.hash);
     let slot = tables.slot(index).unwrap_or_default();
     let (owner, tries) = if slot.has_past() || lookup.has_affinity {
-        let place = (index, current_owner(tables, service, slot, lookup.hash));
+        let place = (service, index, slot);
         match straight::choose(frame, tables, packet, flow, &lookup, place) {
             Some(chosen) => chosen,
             None => return to_past(tables, service, index, flow, lookup.hash),

@@ -5,13 +5,14 @@
 //! would send them.
 
 use crate::{
-    abi::{BACKEND_POD, Backend, MODE_IPIP, Pin, Tuple},
+    abi::{Backend, MODE_IPIP, Pin, Slot, Tuple},
     decide::{
         edge::{
             balance::LutLookup,
-            walk::{DATAGRAM_SECONDS, is_source_spread},
+            walk::{DATAGRAM_SECONDS, returns},
         },
         flow_of::opaque_tuple,
+        owner::current_owner,
     },
     flow::FlowKey,
     frame::Frame,
@@ -25,7 +26,7 @@ use crate::{
 /// A backend that gets a packet, and how often nodes may return it.
 pub(super) type Chosen<'t> = (Owner<'t>, u32);
 
-/// Returns the owner that gets a packet of this slot; `None` leaves that to [`past`](super::past).
+/// Returns the owner that gets a packet of a slot, by the service's id, the slot's index and its word; `None` leaves that to [`past`](super::past).
 #[inline(always)]
 pub(super) fn choose<'t, F: Frame, A: Ip, T: World>(
     frame: &F,
@@ -33,10 +34,13 @@ pub(super) fn choose<'t, F: Frame, A: Ip, T: World>(
     packet: &Packet<A>,
     flow: &FlowKey<A>,
     lookup: &LutLookup,
-    (index, current): (u32, Option<Owner<'t>>),
+    (service, index, slot): (u32, u32, Slot),
 ) -> Option<Chosen<'t>> {
-    let current = current?;
-    if lookup.has_affinity || lookup.mode != MODE_IPIP || !returns(tables, current.backend) {
+    if lookup.has_affinity || lookup.mode != MODE_IPIP {
+        return None;
+    }
+    let current = current_owner(tables, service, slot, lookup.hash)?;
+    if !is_apart(tables, current.backend) {
         return None;
     }
     let past = tables.past(index);
@@ -89,17 +93,15 @@ fn pinned<'t, T: World>(tables: &'t T, flow: &Tuple, pin: Pin) -> Option<&'t Bac
     }
     let backend = tables.backend(pin.backend())?;
     let counts = backend.may_be_pinned() && pin.is_of(flow, backend);
-    if counts && returns(tables, backend) {
+    if counts && is_apart(tables, backend) {
         Some(backend)
     } else {
         None
     }
 }
 
-/// Tells whether a backend is at another machine, which returns what the backend does not know, and the way there is known.
+/// Tells whether a backend is at another machine, to which the way is known, and which returns what it does not know.
 #[inline(always)]
-fn returns<T: World>(tables: &T, backend: &Backend) -> bool {
-    backend.flags & Backend::OWN_POD == BACKEND_POD
-        && backend.next_hop != 0
-        && !is_source_spread(tables, backend)
+fn is_apart<T: World>(tables: &T, backend: &Backend) -> bool {
+    !backend.is_own_pod() && backend.next_hop != 0 && returns(tables, backend)
 }

@@ -165,9 +165,7 @@ impl Walk {
             self.past_owner(tables, 0)
         };
         let has_returns = match tables.backend(id) {
-            Some(backend) if id != 0 => {
-                backend.flags & BACKEND_POD != 0 && !is_source_spread(tables, backend)
-            }
+            Some(backend) if id != 0 => returns(tables, backend),
             _ => true,
         };
         Self {
@@ -381,9 +379,15 @@ impl Walk {
     }
 }
 
+/// Tells whether a backend's node returns what it does not know: that of a pod, to an outer source to which there is a way.
+#[inline(always)]
+pub(super) fn returns<T: World>(tables: &T, backend: &Backend) -> bool {
+    backend.flags & BACKEND_POD != 0 && !is_source_spread(tables, backend)
+}
+
 /// Tells whether packets to a backend have outer sources of their flows' own, to which nothing is returned.
 #[inline(always)]
-pub(super) fn is_source_spread<T: World>(tables: &T, backend: &Backend) -> bool {
+fn is_source_spread<T: World>(tables: &T, backend: &Backend) -> bool {
     match tables.next_hop(backend.next_hop) {
         Some(hop) => !backend.is_own_pod() && hop.spread != 0,
         None => false,

@@ -39,8 +39,8 @@ const OF_DATAPATH: [&str; 12] = [
     "family", "flows", "host", "net_ns", "ns", "order", "protocol", "rounds", "spread", "system",
     "unit_ns", "units",
 ];
-/// Fields of rows of `datapath` that have a rate, another program to be held against, or other numbers of flows.
-const OF_SOME: [&str; 4] = ["growth", "of_plain", "pps", "pps_vs_floor"];
+/// Fields of rows of `datapath` that have a rate, another program or row to be held against, or other numbers of flows.
+const OF_SOME: [&str; 5] = ["growth", "of_plain", "pps", "pps_vs_floor", "units_more"];
 
 /// Fields of each JSON row of `datapath --engine afxdp`.
 const OF_WHOLE_EDGE: [&str; 10] = [

@@ -63,7 +63,7 @@ pub fn resume<F: FrameMut + FrameSum, T: World>(
     let verdict = match stage {
         Stage::Receive => match receive::decide(frame, tables) {
             Verdict::Deliver(delivery) => {
-                return action_or_drop(tables, deliver_by_note(frame, tables, &delivery));
+                return action_or_drop(tables, deliver_as_sent(frame, tables, &delivery));
             }
             verdict => verdict,
         },
@@ -102,7 +102,13 @@ pub fn resume<F: FrameMut + FrameSum, T: World>(
             Ok(decap) => return action_or_drop(tables, try_again(frame, &decap)),
             Err(verdict) => verdict,
         },
-        Stage::Ask => return Action::Continue(ask::decide(frame, tables)),
+        Stage::Ask => match ask::decide(frame, tables) {
+            Ok(delivery) => {
+                frame.forget_views();
+                return action_or_drop(tables, deliver_as_sent(frame, tables, &delivery));
+            }
+            Err(stage) => return Action::Continue(stage),
+        },
         Stage::AskHere => ask_here::decide(frame, tables),
         Stage::Return => return action_or_drop(tables, return_to_edge(frame, tables)),
         Stage::Send => match send::decide(frame, tables) {
@@ -248,8 +254,7 @@ fn hand_to_pod<F: FrameMut, T: World>(
             Ok(Action::Continue(Stage::PodFlow))
         }
         FlowLookup::Established | FlowLookup::Embryonic => {
-            rewrite_and_count(frame, tables, &delivery, delivery.unchanged_client())?;
-            Ok(Action::Pass)
+            deliver_as_sent(frame, tables, &delivery)
         }
         lookup => {
             delivery.hand_over(tables, lookup == FlowLookup::Unknown);
@@ -289,9 +294,9 @@ fn send_again<F: FrameMut, T: World>(
     Ok(send_by(tables, forward.hop.ifindex, ingress))
 }
 
-/// Delivers a packet as others of its flow were.
+/// Delivers a packet of a known flow, whose pod sees the client's own address and port.
 #[inline(always)]
-fn deliver_by_note<F: FrameMut, T: World>(
+fn deliver_as_sent<F: FrameMut, T: World>(
     frame: &mut F,
     tables: &T,
     delivery: &Delivery<'_>,

@@ -38,8 +38,7 @@ pub enum Stage {
     Neighbour = 13,
     /// ICMP errors about outer packets that this machine sent.
     Path = 14,
-    /// Delivers to pods of this machine if the flow begins, is being proved, or has another client port at the pod, and
-    /// what stage `ask` knows.
+    /// Delivers to pods of this machine if the flow begins, is being proved, or has another client port at the pod.
     PodFlow = 15,
     /// NAT mode: client packets that may prove their flow.
     NatProof = 16,

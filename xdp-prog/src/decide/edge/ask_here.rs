@@ -13,7 +13,7 @@ use crate::{
         },
         flow_of::{flow_of, opaque_tuple, segment_of},
         message::Messages,
-        node::known::{self, Known},
+        node::known,
         owner::{ANY_BACKEND, FoundService, flow_hash, no_owner, slot_index},
     },
     frame::Frame,
@@ -96,7 +96,7 @@ fn ask<'t, T: World>(tables: &T, question: &Question, known: HandOver) -> Verdic
     let walk = walk.with_flags(question.segment.flags);
     let is_current = walk.current() == known.backend;
     if (is_current || is_delivered_to(tables, known, pod))
-        && known::find(tables, flow, pod, &question.segment) != Known::No
+        && known::is_known(tables, flow, pod, &question.segment, false)
     {
         walk.found(tables, flow, known.backend, attempt.left());
         return Verdict::Continue(question.delivery);

@@ -4,10 +4,7 @@ use crate::{
     abi::Tuple,
     decide::{
         message::{Kind, Messages, has_checksum, has_service, kind, quoted},
-        node::{
-            decap, flow_lookup,
-            known::{self, Known},
-        },
+        node::{decap, flow_lookup, known},
         owner::{find_with_pods, tagged_owner},
     },
     frame::Frame,
@@ -101,7 +98,7 @@ fn sort_local<'t, F: Frame, A: Messages, T: World>(
 #[inline(always)]
 fn is_known<T: World>(tables: &T, owner: Option<&Owner<'_>>, flow: &Tuple) -> bool {
     match owner {
-        Some(owner) => known::find(tables, flow, owner.backend, &Segment::default()) != Known::No,
+        Some(owner) => known::is_known(tables, flow, owner.backend, &Segment::default(), false),
         None => false,
     }
 }

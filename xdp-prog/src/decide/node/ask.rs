@@ -2,55 +2,63 @@
 //!
 //! What is not known is returned, and no flow is noted for it. A datagram beyond the allowance of returns is delivered.
 
-use super::{
-    flow_lookup,
-    known::{self, Known},
-};
+use super::{flow_lookup, known};
 use crate::{
     abi::DeliveryKey, decide::allowance::has_return, frame::Frame, stage::Stage, verdict::Delivery,
     wire::protocol, world::World,
 };
 
-/// Returns the stage that goes on with the packet that an earlier one has handed over.
+/// Finds the flow of the packet that an earlier stage has handed over.
 ///
 /// Each part reads the packet anew from what was handed over, so that the stack holds what one of them needs.
+///
+/// # Errors
+///
+/// Returns the stage that goes on with a packet whose flow is not proved, has another client port at the pod, or is not
+/// known.
 #[inline(always)]
-pub fn decide<F: Frame, T: World>(frame: &F, tables: &T) -> Stage {
-    match find(frame, tables) {
-        Known::Proved => {
-            note_flow_and_delivery(frame, tables);
-            Stage::PodFlow
-        }
-        Known::Unnoted => Stage::PodFlow,
-        Known::No => Stage::Return,
-    }
+pub fn decide<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Result<Delivery<'t>, Stage> {
+    let has_no_entry = match find_proved(frame, tables) {
+        Ok(delivery) => return Ok(delivery),
+        Err(has_no_entry) => tables.opaque(has_no_entry.into()) != 0,
+    };
+    Err(if is_known(frame, tables, has_no_entry) {
+        Stage::PodFlow
+    } else {
+        Stage::Return
+    })
 }
 
-/// Notes a flow that is known, and the delivery, for the packets of the next second.
+/// Finds and renews the packet's flow, if it is proved and the pod sees the client's own address and port.
+///
+/// # Errors
+///
+/// Returns whether no proved flow has that address and port.
 #[inline(always)]
-fn note_flow_and_delivery<F: Frame, T: World>(frame: &F, tables: &T) {
-    if let Some((delivery, _)) = Delivery::handed_over(tables) {
-        let delivery = Delivery {
-            note_key: DeliveryKey::handed_over_aside(tables),
-            ..delivery
-        };
-        // The stage that follows finds it too.
-        let _ = flow_lookup::look_up(frame, tables, &delivery);
-    }
-}
-
-/// Looks for the packet's flow.
-#[inline(always)]
-fn find<F: Frame, T: World>(frame: &F, tables: &T) -> Known {
+fn find_proved<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Result<Delivery<'t>, bool> {
     let Some((delivery, _)) = Delivery::handed_over(tables) else {
-        return Known::No;
+        return Err(false);
+    };
+    let delivery = Delivery {
+        note_key: DeliveryKey::handed_over_aside(tables),
+        ..delivery
+    };
+    match flow_lookup::find_proved(frame, tables, &delivery) {
+        Some(true) => Ok(delivery),
+        found => Err(found.is_none()),
+    }
+}
+
+/// Tells whether the packet's flow is known at all. `has_no_entry` is what [`find_proved`] has found out.
+#[inline(always)]
+fn is_known<F: Frame, T: World>(frame: &F, tables: &T, has_no_entry: bool) -> bool {
+    let Some((delivery, _)) = Delivery::handed_over(tables) else {
+        return false;
     };
     let Some(forward) = flow_lookup::forward_tuple(frame, &delivery) else {
-        return Known::No;
+        return false;
     };
     let segment = flow_lookup::segment(frame, &delivery);
-    match known::find(tables, &forward, delivery.backend, &segment) {
-        Known::No if delivery.protocol != protocol::TCP && !has_return(tables) => Known::Unnoted,
-        known => known,
-    }
+    known::is_known(tables, &forward, delivery.backend, &segment, has_no_entry)
+        || (delivery.protocol != protocol::TCP && !has_return(tables))
 }

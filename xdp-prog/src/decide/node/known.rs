@@ -23,91 +23,102 @@ use crate::{
     world::{FlowTable, SocketState, World},
 };
 
-/// What is known of a flow; a word, because it may lie on the BPF stack.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub(crate) enum Known {
-    /// Nothing.
-    No,
-    /// An earlier packet has proved it.
-    Proved,
-    /// This packet proves it, or the socket at the pod; or it is one of datagrams, and not answered yet.
-    Unnoted,
-}
-
-/// Looks for the flow that the client sends as `forward` to a pod, under the client's own port at the pod or another
-/// one. Where there is no TCP header, `segment` proves nothing.
+/// Tells whether the flow is known that the client sends as `forward` to a pod, under the client's own port at the pod or
+/// another one. Where there is no TCP header, `segment` proves nothing. `has_no_entry` says that no proved flow has the
+/// client's own address and port, if an earlier part has looked.
 #[inline(always)]
-pub(crate) fn find<T: World>(
+pub(crate) fn is_known<T: World>(
     tables: &T,
     forward: &Tuple,
     pod: &Backend,
     segment: &Segment,
-) -> Known {
+    has_no_entry: bool,
+) -> bool {
     let seen_by_pod = flow_lookup::seen_by_pod(tables, forward, &pod.pod);
-    let at = |port| at_port(tables, forward, (pod, seen_by_pod), port, segment);
-    match at(forward.source_port()) {
-        Known::No => {}
-        known => return known,
+    let has_no_entry = has_no_entry && seen_by_pod == SeenByPod::Client;
+    let at = |port, has_no_entry| {
+        is_known_at(
+            tables,
+            forward,
+            (pod, seen_by_pod),
+            port,
+            segment,
+            has_no_entry,
+        )
+    };
+    if at(forward.source_port(), has_no_entry) {
+        return true;
     }
     match flow_lookup::find_and_renew_forward(tables, forward, &pod.pod) {
-        Some((port, _)) => at(port.to_be_bytes()),
-        None => Known::No,
+        Some((port, _)) => at(port.to_be_bytes(), false),
+        None => false,
     }
 }
 
-/// Looks for the flow under one of its possible ports.
+/// Tells whether the flow is known under one of its possible ports. `has_no_entry` says that no proved flow has it.
 #[inline(always)]
-fn at_port<T: World>(
+fn is_known_at<T: World>(
     tables: &T,
     forward: &Tuple,
     (pod, seen_by_pod): (&Backend, SeenByPod),
     port: [u8; 2],
     segment: &Segment,
-) -> Known {
+    has_no_entry: bool,
+) -> bool {
     let (seen, unseen) = seen_by_pod.seen_and_unseen(forward);
     let key = Tuple::new(seen, pod.pod, port, pod.port, forward.protocol());
     let (client, service) = (forward.source_port(), forward.destination_port());
     let now = tables.now();
-    let is_tcp = forward.protocol() == protocol::TCP;
-    let socket = if is_tcp {
-        tables.socket_state(&key, pod.namespace)
-    } else {
-        SocketState::UNKNOWN
-    };
-    let proved = tables.with_flow(FlowTable::Established, &key, |flow| {
-        if !flow.is_between(client, unseen, service, seen_by_pod.flag()) {
-            return false;
+    let socket = socket_state(tables, &key, pod);
+    if !has_no_entry {
+        let proved = tables.with_flow(FlowTable::Established, &key, |flow| {
+            flow.is_between(client, unseen, service, seen_by_pod.flag())
+                && goes_on(flow, &key, socket, segment, now)
+        });
+        if let Some(is_known) = proved {
+            return is_known;
         }
-        if !is_tcp {
-            return age(flow.seen, now) < flow_state::IDLE_UDP_NS;
-        }
-        if socket.is_open() {
-            flow.note_socket(true);
-            return true;
-        }
-        !flow_state::is_over(flow, now) && may_go_on(flow, socket, segment)
-    });
-    match proved {
-        Some(true) => return Known::Proved,
-        Some(false) => return Known::No,
-        None => {}
     }
     let unproved = tables.with_flow(FlowTable::Embryonic, &key, |flow| {
         if !flow.is_between(client, unseen, service, seen_by_pod.flag()) {
             return false;
         }
-        if !is_tcp {
+        if key.protocol() != protocol::TCP {
             return age(flow.seen, now) < flow_state::IDLE_TRANSITORY_NS;
         }
         unproved::is_proof(flow, segment) || socket.is_open()
     });
     // Without an entry, the socket alone tells.
-    if unproved.unwrap_or(socket.is_open()) {
-        Known::Unnoted
+    unproved.unwrap_or(socket.is_open())
+}
+
+/// Returns what the pod's kernel has of a connection; nobody can tell of other flows.
+#[inline(always)]
+pub(super) fn socket_state<T: World>(tables: &T, key: &Tuple, pod: &Backend) -> SocketState {
+    if key.protocol() == protocol::TCP {
+        tables.socket_state(key, pod.namespace)
     } else {
-        Known::No
+        SocketState::UNKNOWN
     }
+}
+
+/// Tells whether a proved flow with this key has not ended for the client, by its entry and what the pod's kernel has of it.
+#[inline(always)]
+pub(super) fn goes_on(
+    flow: &mut PodFlow,
+    key: &Tuple,
+    socket: SocketState,
+    segment: &Segment,
+    now: u64,
+) -> bool {
+    if key.protocol() != protocol::TCP {
+        return age(flow.seen, now) < flow_state::IDLE_UDP_NS;
+    }
+    if socket.is_open() {
+        flow.note_socket(true);
+        return true;
+    }
+    !flow_state::is_over(flow, now) && may_go_on(flow, socket, segment)
 }
 
 /// Tells whether a segment may belong to a proved connection, by what the pod's kernel has of it. A client repeats its FIN if

@@ -1,5 +1,5 @@
 //! Flows to pods of this machine that begin, are being proved, or have another client port at the pod. A flow that
-//! goes on by the client's own port does not come here (`flow_lookup::look_up`), except from stage `ask`.
+//! goes on by the client's own port does not come here (`flow_lookup::look_up`).
 //!
 //! ```text
 //! the client's own port -- of this flow                              -> renewed, or moved to `FLOWS`

@@ -7,13 +7,18 @@ use crate::stats::rounded;
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 320.0;
 const LEFT: f64 = 64.0;
-const RIGHT: f64 = 28.0;
+/// Half of a tick's label is beyond the axis.
+const RIGHT: f64 = 36.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 44.0;
 /// Most that a letter of a label is wide, and about its height.
 const LETTER: f64 = 8.0;
 /// Height of a line of the legend.
 const LEGEND: f64 = 18.0;
+/// Where the words of the legend begin.
+const LEGEND_LEFT: f64 = LEFT + 48.0;
+/// Most letters of a line of the legend, which have room there.
+const LEGEND_LETTERS: usize = 76;
 /// Number of styles of curves.
 const STYLES: usize = 8;
 /// Width of the labels of bars.
@@ -118,7 +123,9 @@ pub(super) fn chart(title: &str, x: &Axis, y: &Axis, curves: &[Curve], marks: &[
     let bottom = HEIGHT - BOTTOM;
     let at_x = |value: f64| LEFT + x.place(value) * (WIDTH - LEFT - RIGHT);
     let at_y = |value: f64| bottom - y.place(value) * (bottom - TOP);
-    let height = HEIGHT + LEGEND * (curves.len() as f64 + 0.5);
+    let legend = legend(curves);
+    let lines: usize = legend.iter().map(|(_, _, words)| words.len()).sum();
+    let height = HEIGHT + LEGEND * (lines as f64 + 0.5);
     html! {
         svg viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label=(title) {
             @for (value, label) in &y.ticks {
@@ -137,17 +144,47 @@ pub(super) fn chart(title: &str, x: &Axis, y: &Axis, curves: &[Curve], marks: &[
             @for (place, label) in labels(marks, at_x) {
                 text.marked x=(short(place)) y=(short(TOP + LETTER)) { (label) }
             }
-            @for (number, curve) in curves.iter().enumerate() {
+            @for (curve, place, words) in &legend {
                 @let class = format!("curve s{} t{}", curve.style % STYLES, curve.style / STYLES);
                 @for run in &curve.runs {
                     polyline class=(class) points=(points(run, at_x, at_y)) {}
                 }
-                @let place = HEIGHT + LEGEND * (number as f64 + 0.5);
                 line class=(class) x1=(LEFT) x2=(LEFT + 40.0) y1=(place) y2=(place) {}
-                text.legend x=(LEFT + 48.0) y=(place + 4.0) { (curve.label) }
+                @for (number, line) in words.iter().enumerate() {
+                    text.legend x=(LEGEND_LEFT) y=(place + 4.0 + LEGEND * number as f64) { (line) }
+                }
             }
         }
     }
+}
+
+/// Returns the curves, the heights of their first lines in the legend, and these lines, which end in the chart.
+fn legend(curves: &[Curve]) -> Vec<(&Curve, f64, Vec<String>)> {
+    let mut place = HEIGHT + LEGEND * 0.5;
+    let entries = curves.iter().map(|curve| {
+        let words = lines(&curve.label, LEGEND_LETTERS);
+        let begin = place;
+        place += LEGEND * words.len() as f64;
+        (curve, begin, words)
+    });
+    entries.collect()
+}
+
+/// Divides a text into lines of at most so many letters. A word that is longer has a line of its own.
+fn lines(text: &str, letters: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let line = lines.last_mut().expect("there is one from the beginning");
+        if line.is_empty() {
+            line.push_str(word);
+        } else if line.chars().count() + 1 + word.chars().count() <= letters {
+            line.push(' ');
+            line.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
 }
 
 /// Returns the labels of marks, and where they begin: beside the mark, and only where the one before leaves room.
@@ -220,6 +257,25 @@ fn short(place: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_labels_of_curves_have_several_lines_and_those_below_make_room() {
+        let curve = |label: &str| Curve {
+            label: label.to_owned(),
+            style: 0,
+            runs: Vec::new(),
+        };
+        let curves = [&"word ".repeat(20), "short", ""].map(curve);
+        let legend = legend(&curves);
+        let counts: Vec<usize> = legend.iter().map(|(_, _, lines)| lines.len()).collect();
+        assert_eq!(counts, [2, 1, 1]);
+        let widest = legend.iter().flat_map(|(_, _, lines)| lines);
+        let widest = widest.map(|line| LETTER * line.chars().count() as f64);
+        assert!(widest.fold(0.0, f64::max) <= WIDTH - LEGEND_LEFT);
+        let places = legend.iter().map(|(_, place, _)| place - HEIGHT);
+        assert!(places.eq([0.5, 2.5, 3.5].map(|line| LEGEND * line)));
+        assert_eq!(lines("a longer-word", 4), ["a", "longer-word"]);
+    }
 
     #[test]
     fn labels_of_marks_leave_each_other_room_and_end_in_the_chart() {

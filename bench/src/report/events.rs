@@ -131,12 +131,12 @@ mod tests {
             own.into_iter().map(|(_, drawing)| drawing)
         };
         for drawing in over_time(restarted()) {
-            // Trials are 5 s apart from the fifth second on, and the last one ends with the axis: 32 s at 628 dots.
+            // Trials are 5 s apart from the fifth second on, and the last one ends with the axis: 32 s at 620 dots.
             let lines = drawing.matches("<line class=\"mark\"").count();
             assert_eq!(lines, 6, "{drawing}");
-            let first = "<line class=\"mark\" x1=\"181.8\" y1=\"12.0\" x2=\"181.8\" y2=\"276.0\"><title>agent-restart";
+            let first = "<line class=\"mark\" x1=\"180.2\" y1=\"12.0\" x2=\"180.2\" y2=\"276.0\"><title>agent-restart";
             assert!(drawing.contains(first), "{drawing}");
-            let label = "<text class=\"marked\" x=\"184.8\" y=\"20.0\">agent-restart</text>";
+            let label = "<text class=\"marked\" x=\"183.2\" y=\"20.0\">agent-restart</text>";
             assert!(drawing.contains(label), "{drawing}");
             // Light, dark and print.
             assert_eq!(drawing.matches("--mark: #").count(), 3, "{drawing}");

@@ -66,7 +66,7 @@ check:
 
 # With the documentation: its links, commands, configuration files, and what of it is generated.
 host:
-	cargo test --workspace --lib --test docs --locked
+	deploy/expedited.sh cargo test --workspace --lib --test docs --locked
 	$(call only,--workspace --test chart pages::)
 
 # The pages of the documentation that are generated.
@@ -108,7 +108,7 @@ clippy-bpf:
 
 unit:
 	@# All failures in one run, not the first alone.
-	cargo test --workspace --locked --no-fail-fast
+	deploy/expedited.sh cargo test --workspace --locked --no-fail-fast
 
 # With the examples, dependencies get the features that clippy has checked them
 # with, those of tests: without, cargo would check half of them once more.

@@ -123,9 +123,9 @@ pub(super) fn chart(title: &str, x: &Axis, y: &Axis, curves: &[Curve], marks: &[
     let bottom = HEIGHT - BOTTOM;
     let at_x = |value: f64| LEFT + x.place(value) * (WIDTH - LEFT - RIGHT);
     let at_y = |value: f64| bottom - y.place(value) * (bottom - TOP);
-    let legend = legend(curves);
-    let lines: usize = legend.iter().map(|(_, _, words)| words.len()).sum();
-    let height = HEIGHT + LEGEND * (lines as f64 + 0.5);
+    let entries = legend(curves);
+    let count: usize = entries.iter().map(|(_, _, lines)| lines.len()).sum();
+    let height = HEIGHT + LEGEND * (count as f64 + 0.5);
     html! {
         svg viewBox=(format!("0 0 {WIDTH} {height}")) role="img" aria-label=(title) {
             @for (value, label) in &y.ticks {
@@ -144,14 +144,14 @@ pub(super) fn chart(title: &str, x: &Axis, y: &Axis, curves: &[Curve], marks: &[
             @for (place, label) in labels(marks, at_x) {
                 text.marked x=(short(place)) y=(short(TOP + LETTER)) { (label) }
             }
-            @for (curve, place, words) in &legend {
+            @for (curve, place, lines) in &entries {
                 @let class = format!("curve s{} t{}", curve.style % STYLES, curve.style / STYLES);
                 @for run in &curve.runs {
                     polyline class=(class) points=(points(run, at_x, at_y)) {}
                 }
                 line class=(class) x1=(LEFT) x2=(LEFT + 40.0) y1=(place) y2=(place) {}
-                @for (number, line) in words.iter().enumerate() {
-                    text.legend x=(LEGEND_LEFT) y=(place + 4.0 + LEGEND * number as f64) { (line) }
+                @for (number, words) in lines.iter().enumerate() {
+                    text.legend x=(LEGEND_LEFT) y=(place + 4.0 + LEGEND * number as f64) { (words) }
                 }
             }
         }
@@ -162,10 +162,10 @@ pub(super) fn chart(title: &str, x: &Axis, y: &Axis, curves: &[Curve], marks: &[
 fn legend(curves: &[Curve]) -> Vec<(&Curve, f64, Vec<String>)> {
     let mut place = HEIGHT + LEGEND * 0.5;
     let entries = curves.iter().map(|curve| {
-        let words = lines(&curve.label, LEGEND_LETTERS);
+        let lines = lines(&curve.label, LEGEND_LETTERS);
         let begin = place;
-        place += LEGEND * words.len() as f64;
-        (curve, begin, words)
+        place += LEGEND * lines.len() as f64;
+        (curve, begin, lines)
     });
     entries.collect()
 }
@@ -272,6 +272,7 @@ mod tests {
         let widest = legend.iter().flat_map(|(_, _, lines)| lines);
         let widest = widest.map(|line| LETTER * line.chars().count() as f64);
         assert!(widest.fold(0.0, f64::max) <= WIDTH - LEGEND_LEFT);
+        assert!(LEGEND_LETTERS as f64 * LETTER <= WIDTH - LEGEND_LEFT);
         let places = legend.iter().map(|(_, place, _)| place - HEIGHT);
         assert!(places.eq([0.5, 2.5, 3.5].map(|line| LEGEND * line)));
         assert_eq!(lines("a longer-word", 4), ["a", "longer-word"]);

@@ -43,7 +43,7 @@ fn find_proved<'t, F: Frame, T: World>(frame: &F, tables: &'t T) -> Result<Deliv
         note_key: DeliveryKey::handed_over_aside(tables),
         ..delivery
     };
-    match flow_lookup::find_proved(frame, tables, &delivery) {
+    match known::find_proved(frame, tables, &delivery) {
         Some(true) => Ok(delivery),
         found => Err(found.is_none()),
     }

@@ -41,7 +41,6 @@
 //! hands the reply back to the stack as if it had come in. A node address as the source was the alternative. It would
 //! need `accept_local` on the uplinks, a second hook at the pods, and ports that may be taken.
 
-use super::known;
 use crate::{
     abi::{
         ADDRESS_LOCAL, ADDRESS_NODE_PORT, AddressKey, Backend, DeliveryNote, FLOW_FIN_CLIENT,
@@ -55,7 +54,7 @@ use crate::{
     parse::Segment,
     verdict::{ClientAtPod, Delivery, SeenByPod},
     wire::{protocol, transport::Tcp},
-    world::{FlowTable, Flows, Tables, World},
+    world::{FlowTable, Flows, Tables},
 };
 
 /// The result of looking a packet's flow up under one key; a word, because it lies on the BPF stack.
@@ -127,40 +126,9 @@ pub(crate) fn look_up<F: Frame, T: Tables + Flows>(
     Some(lookup)
 }
 
-/// Finds a delivered packet's flow among the proved ones, if the pod sees the client's own address and port. Renews it and
-/// returns true if it goes on; returns `None` if no flow has that address and port.
-#[inline(always)]
-pub(super) fn find_proved<F: Frame, T: World>(
-    frame: &F,
-    tables: &T,
-    delivery: &Delivery<'_>,
-) -> Option<bool> {
-    let (client, address) = addresses(frame, delivery.family, delivery.l3)?;
-    let key = delivery.key(client, delivery.source_port());
-    let (from, to) = (delivery.source_port(), delivery.destination_port());
-    let segment = segment(frame, delivery);
-    let state = flow_state::end_state(delivery.flags, FLOW_FIN_CLIENT);
-    let now = tables.now();
-    let known = tables.with_flow(FlowTable::Established, &key, |flow| {
-        if !flow.is_between(from, address, to, 0) {
-            return None;
-        }
-        let socket = known::socket_state(tables, &key, delivery.backend);
-        if !known::goes_on(flow, &key, socket, &segment, now) {
-            return None;
-        }
-        flow.renew(state, now);
-        Some(*flow)
-    })?;
-    if let Some(known) = known {
-        note(tables, delivery, &key, &known);
-    }
-    Some(known.is_some())
-}
-
 /// Notes a proved flow and the delivery for the packets of the next second, or forgets what is noted of a flow that ends.
 #[inline(always)]
-fn note<T: Flows>(tables: &T, delivery: &Delivery<'_>, key: &Tuple, known: &PodFlow) {
+pub(super) fn note<T: Flows>(tables: &T, delivery: &Delivery<'_>, key: &Tuple, known: &PodFlow) {
     flow_state::note_or_forget(tables, key, known);
     if !delivery.flags.goes_on() {
         tables.forget_deliveries(&known.forward_key(key));

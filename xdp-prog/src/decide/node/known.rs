@@ -15,13 +15,55 @@
 
 use super::{flow_lookup, unproved};
 use crate::{
-    abi::{Backend, FLOW_FIN_POD, PodFlow, Tuple, age},
+    abi::{Backend, FLOW_FIN_CLIENT, FLOW_FIN_POD, PodFlow, Tuple, age},
+    decide::address::addresses,
     flow_state,
+    frame::Frame,
     parse::Segment,
-    verdict::SeenByPod,
+    verdict::{Delivery, SeenByPod},
     wire::protocol,
     world::{FlowTable, SocketState, World},
 };
+
+/// Finds a delivered packet's flow among the proved ones, if the pod sees the client's own address and port. Renews it and
+/// returns true if it goes on; returns `None` if no flow has that address and port.
+#[inline(always)]
+pub(super) fn find_proved<F: Frame, T: World>(
+    frame: &F,
+    tables: &T,
+    delivery: &Delivery<'_>,
+) -> Option<bool> {
+    let (client, address) = addresses(frame, delivery.family, delivery.l3)?;
+    let key = delivery.key(client, delivery.source_port());
+    let (from, to) = (delivery.source_port(), delivery.destination_port());
+    let segment = flow_lookup::segment(frame, delivery);
+    let state = flow_state::end_state(delivery.flags, FLOW_FIN_CLIENT);
+    let now = tables.now();
+    let known = tables.with_flow(FlowTable::Established, &key, |flow| {
+        if !flow.is_between(from, address, to, 0) {
+            return None;
+        }
+        let socket = socket_state(tables, &key, delivery.backend);
+        if !goes_on(flow, &key, socket, &segment, now) {
+            return None;
+        }
+        flow.renew(state, now);
+        Some(*flow)
+    })?;
+    let Some(known) = known else {
+        return Some(false);
+    };
+    if state != 0 {
+        // The pod may have sent its own FIN while its kernel was asked, and the client's would be lost.
+        tables.with_flow(FlowTable::Established, &key, |flow| {
+            if flow.is_between(from, address, to, 0) {
+                flow.renew(state, now);
+            }
+        });
+    }
+    flow_lookup::note(tables, delivery, &key, &known);
+    Some(true)
+}
 
 /// Tells whether the flow is known that the client sends as `forward` to a pod, under the client's own port at the pod or
 /// another one. Where there is no TCP header, `segment` proves nothing. `has_no_entry` says that no proved flow has the

@@ -1,5 +1,6 @@
 //! Flows to pods of this machine that begin, are being proved, or have another client port at the pod. A flow that
-//! goes on by the client's own port does not come here (`flow_lookup::look_up`).
+//! goes on by the client's own port does not come here (`flow_lookup::look_up`, `known::find_proved`), unless stage `ask`
+//! knows it although it is not proved.
 //!
 //! ```text
 //! the client's own port -- of this flow                              -> renewed, or moved to `FLOWS`

@@ -2,7 +2,7 @@
 
 use super::{Decap, Owner};
 use crate::{
-    abi::{AddressKey, Backend, DeliveryKey, FLOW_HAIRPIN, Tag, Tuple},
+    abi::{AddressKey, Backend, DeliveryKey, FLOW_HAIRPIN, PodFlow, Tag, Tuple},
     family::Family,
     ip::Ip,
     parse::{Packet, TcpFlags},
@@ -107,6 +107,14 @@ impl<'t> Delivery<'t> {
             note_key: self.note_key,
             ..Self::from_words(words, self.backend)
         })
+    }
+
+    /// Tells whether an entry under the packet's key is that of its flow. `unseen` is the one that the pod does not see of
+    /// the client's address and the address that the client talks to.
+    #[inline(always)]
+    pub(crate) fn is_of(&self, flow: &PodFlow, unseen: AddressKey, seen_by_pod: SeenByPod) -> bool {
+        let (client, to) = (self.source_port(), self.destination_port());
+        flow.is_between(client, unseen, to, seen_by_pod.flag())
     }
 
     /// As [`Self::relayed`]; tells too whether the edge has other owners for the packet, if its connection is not known

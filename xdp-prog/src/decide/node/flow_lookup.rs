@@ -109,12 +109,7 @@ pub(crate) fn look_up<F: Frame, T: Tables + Flows>(
     let goes_on = delivery.flags.goes_on();
     if goes_on
         && let Some(known) = tables.noted_flow(&key)
-        && known.is_between(
-            delivery.source_port(),
-            address,
-            delivery.destination_port(),
-            0,
-        )
+        && delivery.is_of(&known, address, SeenByPod::Client)
     {
         note_delivery(tables, delivery, &known);
         return Some(FlowLookup::Established);
@@ -149,11 +144,9 @@ pub(crate) fn look_up_at<T: Flows>(
 ) -> (FlowLookup, PodFlow) {
     let now = tables.now();
     let state = flow_state::end_state(delivery.flags, FLOW_FIN_CLIENT);
-    let client = delivery.source_port();
     for table in [FlowTable::Established, FlowTable::Embryonic] {
         let lookup = tables.with_flow(table, key, |known| {
-            let to = delivery.destination_port();
-            if !known.is_between(client, unseen, to, seen_by_pod.flag()) {
+            if !delivery.is_of(known, unseen, seen_by_pod) {
                 return Err(standing(table, delivery.protocol, known, now));
             }
             if delivery.flags.begins_connection() {

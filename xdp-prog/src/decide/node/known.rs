@@ -35,12 +35,11 @@ pub(super) fn find_proved<F: Frame, T: World>(
 ) -> Option<bool> {
     let (client, address) = addresses(frame, delivery.family, delivery.l3)?;
     let key = delivery.key(client, delivery.source_port());
-    let (from, to) = (delivery.source_port(), delivery.destination_port());
     let segment = flow_lookup::segment(frame, delivery);
     let state = flow_state::end_state(delivery.flags, FLOW_FIN_CLIENT);
     let now = tables.now();
     let known = tables.with_flow(FlowTable::Established, &key, |flow| {
-        if !flow.is_between(from, address, to, 0) {
+        if !delivery.is_of(flow, address, SeenByPod::Client) {
             return None;
         }
         let socket = socket_state(tables, &key, delivery.backend);
@@ -56,7 +55,7 @@ pub(super) fn find_proved<F: Frame, T: World>(
     if state != 0 {
         // The pod may have sent its own FIN while its kernel was asked, and the client's would be lost.
         tables.with_flow(FlowTable::Established, &key, |flow| {
-            if flow.is_between(from, address, to, 0) {
+            if delivery.is_of(flow, address, SeenByPod::Client) {
                 flow.renew(state, now);
             }
         });
@@ -136,7 +135,7 @@ fn is_known_at<T: World>(
 
 /// Returns what the pod's kernel has of a connection; nobody can tell of other flows.
 #[inline(always)]
-pub(super) fn socket_state<T: World>(tables: &T, key: &Tuple, pod: &Backend) -> SocketState {
+fn socket_state<T: World>(tables: &T, key: &Tuple, pod: &Backend) -> SocketState {
     if key.protocol() == protocol::TCP {
         tables.socket_state(key, pod.namespace)
     } else {
@@ -146,7 +145,7 @@ pub(super) fn socket_state<T: World>(tables: &T, key: &Tuple, pod: &Backend) -> 
 
 /// Tells whether a proved flow with this key has not ended for the client, by its entry and what the pod's kernel has of it.
 #[inline(always)]
-pub(super) fn goes_on(
+fn goes_on(
     flow: &mut PodFlow,
     key: &Tuple,
     socket: SocketState,

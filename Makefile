@@ -135,6 +135,7 @@ soak: export GUIDEWAY_ATTACK_SECONDS := 300
 soak: export GUIDEWAY_OUTAGE_SECONDS := 300
 soak: export GUIDEWAY_CHANGES_SECONDS := 3600
 soak: export GUIDEWAY_HOSTILE_OBJECTS := 10000
+soak: export GUIDEWAY_DATAGRAMS := 10000
 soak: export GUIDEWAY_TABLE_CHANGES := 100000
 soak: export GUIDEWAY_LEDGER_PACKETS := 1000000
 soak: export GUIDEWAY_FRAMES := 10000000
@@ -142,6 +143,7 @@ soak:
 	@deploy/setup.sh test
 	cargo test --workspace --locked --test attack -- --nocapture
 	$(call only,--workspace --test e2e changes)
+	$(call only,--workspace --test e2e shuffled_datagrams)
 	$(call only,--workspace --test kubernetes outages)
 	$(call only,--workspace --test kubernetes hostile_objects)
 	for seed in $$(cat $(KEPT_SEEDS)) $$(od -An -N8 -tx8 /dev/urandom); do \
@@ -172,6 +174,7 @@ bench:
 	cargo bench --workspace --locked
 	cargo run --release --locked --package bench --bin guideway-bench -- datapath
 	cargo run --release --locked --package bench --bin guideway-bench -- datapath --engine afxdp
+	cargo run --release --locked --package bench --bin guideway-bench -- datapath --engine mend
 	cargo build --release --locked --package control --bin guideway
 	cargo run --release --locked --package bench --bin guideway-bench -- control
 	cargo run --release --locked --package bench --bin guideway-bench -- consistency

@@ -51,7 +51,8 @@ impl Redirect {
     }
 }
 
-/// A socket of an interface's queue 0, its memory, and what is done with both.
+/// A socket of an interface's queue 0, or one to receive and another interface's to send, their memory, and what is done with
+/// them.
 #[derive(Debug)]
 pub struct Bare {
     umem: Umem,
@@ -70,18 +71,35 @@ impl Bare {
     ///
     /// When the kernel refuses the memory or the socket.
     pub fn open(interface: &str) -> Result<Self> {
+        Self::between(interface, interface)
+    }
+
+    /// Opens a socket of an interface to receive by, and one of another interface to send by, in copy mode. They share the
+    /// memory.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::open`].
+    pub fn between(from: &str, to: &str) -> Result<Self> {
         let memory = UmemConfig::builder()
             .frame_size(FrameSize::new(2048)?)
             .build()?;
         let frames = NonZeroU32::new(4096).context("not 0")?;
         let (umem, mut free) = Umem::new(memory, frames, false)?;
-        let config = SocketConfig::builder()
-            .libxdp_flags(LibxdpFlags::XSK_LIBXDP_FLAGS_INHIBIT_PROG_LOAD)
-            .bind_flags(BindFlags::XDP_COPY | BindFlags::XDP_USE_NEED_WAKEUP)
-            .build();
-        // SAFETY: the memory is this socket's alone.
-        let (tx, rx, rings) = unsafe { Socket::new(config, &umem, &interface.parse()?, 0) }?;
-        let (mut fill, completion) = rings.context("no fill ring")?;
+        let open = |interface: &str| {
+            let config = SocketConfig::builder()
+                .libxdp_flags(LibxdpFlags::XSK_LIBXDP_FLAGS_INHIBIT_PROG_LOAD)
+                .bind_flags(BindFlags::XDP_COPY | BindFlags::XDP_USE_NEED_WAKEUP)
+                .build();
+            // SAFETY: the memory is these sockets' alone.
+            let (tx, rx, rings) = unsafe { Socket::new(config, &umem, &interface.parse()?, 0) }?;
+            let (fill, completion) = rings.context("no rings of its own")?;
+            anyhow::Ok((tx, rx, fill, completion))
+        };
+        let (mut tx, rx, mut fill, mut completion) = open(from)?;
+        if from != to {
+            (tx, _, _, completion) = open(to)?;
+        }
         let to_fill = free.split_off(2048);
         // SAFETY: these frames are used nowhere else.
         unsafe { fill.produce(&to_fill) };
@@ -96,15 +114,17 @@ impl Bare {
         })
     }
 
-    /// Returns the socket.
+    /// Returns the socket that receives.
     pub fn socket(&self) -> BorrowedFd<'_> {
         // SAFETY: the queue keeps the socket open.
-        unsafe { BorrowedFd::borrow_raw(self.tx.fd().as_raw_fd()) }
+        unsafe { BorrowedFd::borrow_raw(self.rx.fd().as_raw_fd()) }
     }
 
     fn kick(&self) -> Result<()> {
+        // SAFETY: the queue keeps the socket open.
+        let socket = unsafe { BorrowedFd::borrow_raw(self.tx.fd().as_raw_fd()) };
         loop {
-            match send(self.socket(), &[], SendFlags::DONTWAIT) {
+            match send(socket, &[], SendFlags::DONTWAIT) {
                 Ok(_) => return Ok(()),
                 // The other end of the cable has no room: the frame is sent and lost.
                 Err(Errno::AGAIN | Errno::BUSY) => {}
@@ -145,7 +165,7 @@ impl Bare {
         unsafe { self.fill.produce(&self.batch[..received]) }
     }
 
-    /// Sends back a batch of what has arrived, with its MACs swapped. Returns the number of frames.
+    /// Sends on a batch of what has arrived, with its MACs swapped. Returns the number of frames.
     ///
     /// # Errors
     ///

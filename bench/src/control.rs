@@ -39,7 +39,6 @@ mod report;
 pub mod result;
 mod scenario;
 mod source;
-mod usage;
 mod wire;
 pub(crate) mod writer;
 

@@ -57,13 +57,16 @@
 //! the interval of a figure contains its bound, the result is neither "holds" nor "fails": the run is
 //! inconclusive.
 //!
-//! [`whole_edge`] measures the engine in user space that takes the place of these programs on old kernels.
+//! [`whole_edge`] measures the engine in user space that takes the place of these programs on old kernels, and [`mend`] the
+//! thread that finishes what they cannot.
 
 pub mod against;
 pub mod balancers;
 pub(crate) mod frames;
 pub mod instructions;
+pub mod mend;
 mod object;
+mod pairs;
 mod past;
 mod paths;
 mod plan;

@@ -29,4 +29,5 @@ pub mod run;
 pub mod scale;
 pub mod scenario;
 pub mod stats;
+mod usage;
 pub mod wire;

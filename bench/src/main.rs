@@ -15,7 +15,7 @@ use anyhow::{Result, ensure};
 use bench::{
     bars::Outcome,
     consistency, control,
-    datapath::{self, Family, Figures, Protocol, against, whole_edge},
+    datapath::{self, Family, Figures, Protocol, against, mend, whole_edge},
     exit::Exit,
     result::Files,
 };
@@ -102,6 +102,8 @@ enum Engine {
     Xdp,
     /// Threads over AF_XDP sockets, the whole edge of `datapath: afxdp`: its rates, beside a loop that sends frames back.
     Afxdp,
+    /// The XDP programs with the thread of `mend: on`: what it takes, and what it costs others.
+    Mend,
 }
 
 impl Engine {
@@ -109,7 +111,7 @@ impl Engine {
     const fn seconds(self) -> f64 {
         match self {
             Self::Xdp => 0.02,
-            Self::Afxdp => 0.2,
+            Self::Afxdp | Self::Mend => 0.2,
         }
     }
 }
@@ -125,11 +127,12 @@ struct Datapath {
     /// Rounds to measure; one more is run first and thrown away.
     #[arg(long, default_value_t = 40)]
     rounds: usize,
-    /// Seconds per trial [default: 0.02, of which a round has some 80 per family and protocol; with `--engine afxdp` 0.2, of
-    /// which it has 3].
+    /// Seconds per trial [default: 0.02, of which a round has some 80 per family and protocol; with `--engine afxdp` and
+    /// `mend` 0.2, of which it has 3 and 8].
     #[arg(long)]
     seconds: Option<f64>,
-    /// The core to run on [default: the last one]. With `--engine afxdp` the generator has another one.
+    /// The core to run on [default: the last one]. With `--engine afxdp` and `mend` the generator has another
+    /// one.
     #[arg(long, value_name = "CPU")]
     core: Option<usize>,
     /// Address family [default: both].
@@ -329,6 +332,7 @@ fn run_datapath(arguments: &Datapath) -> Result<ExitCode> {
     let figures: Box<dyn Figures> = match engine {
         Engine::Xdp => Box::new(datapath::run(&options, &show_progress)?),
         Engine::Afxdp => Box::new(whole_edge::run(&options, &show_progress)?),
+        Engine::Mend => Box::new(mend::run(&options, &show_progress)?),
     };
     show_progress("");
     if let Some(out) = &arguments.out {

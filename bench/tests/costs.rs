@@ -56,6 +56,22 @@ const OF_WHOLE_EDGE: [&str; 10] = [
     "system",
 ];
 
+/// Fields of each JSON row of `datapath --engine mend`.
+const OF_MEND: [&str; 12] = [
+    "family",
+    "flows",
+    "host",
+    "lost",
+    "offered_pps",
+    "order",
+    "pps",
+    "protocol",
+    "rounds",
+    "spread",
+    "system",
+    "thread",
+];
+
 /// A path for a directory, which is removed with the test.
 struct Scratch(PathBuf);
 
@@ -214,6 +230,39 @@ fn whole_edge_gives_its_rates_as_rows_and_as_a_result() {
         assert_eq!(fields(row), expected);
         assert_eq!((&row["family"], &row["rounds"]), (&"v6".into(), &3.into()));
         let name = format!("{system}-ipv6-tcp-10000-random");
+        expect_rate(&files, &name, row);
+    }
+}
+
+#[test]
+fn mending_gives_its_rates_as_rows_and_as_a_result() {
+    let out = Scratch::new("mend");
+    let arguments =
+        "datapath --engine mend --family v4 --protocol udp --rounds 3 --seconds 0.001 --json --out";
+    let arguments: Vec<&str> = arguments.split(' ').chain([out.path()]).collect();
+    let rows = rows_of(&arguments);
+    let systems = rows.iter().map(|row| row["system"].as_str().unwrap());
+    let all = [
+        "l2fwd",
+        "l2fwd_bridge",
+        "alone",
+        "plain",
+        "thousandth",
+        "carried",
+        "cut",
+        "cut_100000",
+        "half_cut",
+    ];
+    assert!(systems.eq(all), "{rows:?}");
+    let files = Files::read(&out.0).expect("it was written so");
+    for row in &rows {
+        let system = row["system"].as_str().unwrap();
+        let mut expected = BTreeSet::from(OF_MEND);
+        if ["l2fwd_bridge", "plain", "thousandth", "carried"].contains(&system) {
+            expected.extend(["pps_vs_reference", "reference"]);
+        }
+        assert_eq!(fields(row), expected);
+        let name = format!("{system}-ipv4-udp-10000-random");
         expect_rate(&files, &name, row);
     }
 }

@@ -9,7 +9,8 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use lab::{Guideway, Namespace, Process, wait_for};
 
-use super::{cluster::Cluster, usage, wire::INTERFACE};
+use super::{cluster::Cluster, wire::INTERFACE};
+use crate::usage;
 
 /// Longer than lists and tables need on a busy machine.
 const START_LIMIT: Duration = Duration::from_secs(600);

@@ -10,7 +10,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use super::{MIB, agent::Agent, cluster::Cluster, report::ScenarioFigures, usage::Memory};
+use super::{MIB, agent::Agent, cluster::Cluster, report::ScenarioFigures};
+use crate::usage::Memory;
 
 /// Bounds of the time that commands take to show all rows, in seconds, and the number of services that the first is for.
 const MOST_SERVICES_SECONDS: f64 = 1.0;

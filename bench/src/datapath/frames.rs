@@ -115,10 +115,28 @@ impl From<Protocol> for fastpath::tables::Protocol {
 ///
 /// The transport checksum is zero, because no program looks at it.
 pub(super) fn frame(family: Family, protocol: Protocol, port: u16) -> Vec<u8> {
+    let frame = frame_of_length(family, protocol, port, SHORTEST);
+    debug_assert!(frame.len() <= LONGEST);
+    frame
+}
+
+/// Returns the same frame with an IPv4 packet of so many bytes, which may be fragmented.
+pub(super) fn fragmentable_frame(protocol: Protocol, port: u16, packet: usize) -> Vec<u8> {
+    let mut frame = frame_of_length(Family::V4, protocol, port, Ethernet::LENGTH + packet);
+    let header = Ipv4 {
+        fragment: [0; 2],
+        ..ipv4(protocol.number(), packet, CLIENT_V4, VIP_V4)
+    };
+    frame[Ethernet::LENGTH..][..Ipv4::LENGTH].copy_from_slice(&with_checksum(header));
+    frame
+}
+
+/// Returns the frame of flow 0 to a port of the VIP, padded to a length.
+fn frame_of_length(family: Family, protocol: Protocol, port: u16, length: usize) -> Vec<u8> {
     let (_, client_port) = client(0);
     let mut transport = transport(protocol, client_port, port);
     let headers = Ethernet::LENGTH + family.header_length() + transport.len();
-    transport.resize(transport.len() + SHORTEST.saturating_sub(headers), 0);
+    transport.resize(transport.len() + length.saturating_sub(headers), 0);
     if protocol == Protocol::Udp {
         // The padding counts as payload, so that all lengths agree.
         let length = length_field(transport.len());
@@ -135,7 +153,6 @@ pub(super) fn frame(family: Family, protocol: Protocol, port: u16) -> Vec<u8> {
         Family::V6 => ipv6_header(protocol.number(), transport.len(), CLIENT_V6, VIP_V6),
     });
     frame.append(&mut transport);
-    debug_assert!(frame.len() <= LONGEST);
     frame
 }
 
@@ -215,7 +232,12 @@ pub(crate) fn ipv4_header(
     source: Ipv4Addr,
     destination: Ipv4Addr,
 ) -> Vec<u8> {
-    let mut header = Ipv4 {
+    with_checksum(ipv4(protocol, length, source, destination))
+}
+
+/// Returns a header with DF and without a checksum.
+fn ipv4(protocol: u8, length: usize, source: Ipv4Addr, destination: Ipv4Addr) -> Ipv4 {
+    Ipv4 {
         version_ihl: 0x45,
         total_length: length_field(length),
         fragment: DONT_FRAGMENT,
@@ -224,7 +246,10 @@ pub(crate) fn ipv4_header(
         source: source.octets(),
         destination: destination.octets(),
         ..Ipv4::default()
-    };
+    }
+}
+
+fn with_checksum(mut header: Ipv4) -> Vec<u8> {
     let sum = Sum::ZERO.add_bytes(header.as_bytes());
     header.checksum = sum.checksum().to_be_bytes();
     header.as_bytes().to_vec()
@@ -288,7 +313,10 @@ pub(crate) fn context_of(length: usize, ingress: u32) -> Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use xdp_prog::{frame::HostFrame, parse};
+    use xdp_prog::{
+        frame::{Frame as _, HostFrame},
+        parse,
+    };
 
     use super::*;
 
@@ -299,6 +327,20 @@ mod tests {
         assert_eq!(length(Family::V4, Protocol::Tcp), 60);
         assert_eq!(length(Family::V6, Protocol::Udp), 62);
         assert_eq!(length(Family::V6, Protocol::Tcp), 74);
+    }
+
+    #[test]
+    fn fragmentable_frame_is_as_long_as_it_says() {
+        for protocol in Protocol::ALL {
+            let frame = fragmentable_frame(protocol, PORT, 1500);
+            assert_eq!(frame.len(), 1514);
+            assert!(Sum::ZERO.add_bytes(&frame[14..34]).is_valid());
+            let bytes = HostFrame::new(&frame);
+            let packet = parse::ipv4(&bytes, Ethernet::LENGTH).unwrap();
+            assert_eq!(packet.length, 1500);
+            let header: &Ipv4 = bytes.view(Ethernet::LENGTH).unwrap();
+            assert_eq!(header.fragment, [0; 2]);
+        }
     }
 
     #[test]

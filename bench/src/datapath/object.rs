@@ -1,12 +1,20 @@
 //! The bench's own object: its maps and programs by name, and live frames by its generators.
 
-use anyhow::{Context as _, Result};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
 use aya::{
     Ebpf, Pod,
     maps::{Array, Map, MapData},
     programs::{SchedClassifier, TestRun as _, TestRunAttrs, TestRunOptions, Xdp, XdpMode},
 };
-use xdp_prog::bench::{map, program};
+use xdp_prog::{
+    abi::Traffic,
+    bench::{map, program},
+};
 
 use super::frames::{self, Family, context_of};
 
@@ -50,6 +58,34 @@ pub(super) fn array<'a, T: Pod>(
     Ok(Array::try_from(map_mut(object, name)?)?)
 }
 
+/// Returns what the sink has counted.
+pub(super) fn received(object: &mut Ebpf) -> Result<Traffic> {
+    Ok(array(object, map::RECEIVED)?.get(&0, 0)?)
+}
+
+/// Waits until sinks, whose frames are `received`, get nothing more.
+///
+/// # Errors
+///
+/// When frames go on coming.
+pub(super) fn settle(mut received: impl FnMut() -> Result<u64>) -> Result<()> {
+    /// How long nothing must come.
+    const QUIET: Duration = Duration::from_millis(200);
+    /// How long this is waited for at most.
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let begin = Instant::now();
+    let mut last = received()?;
+    loop {
+        thread::sleep(QUIET);
+        let now = received()?;
+        if now == last {
+            return Ok(());
+        }
+        ensure!(begin.elapsed() < PATIENCE, "frames go on coming");
+        last = now;
+    }
+}
+
 pub(super) fn map_mut<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Map> {
     object
         .map_mut(name)
@@ -61,6 +97,14 @@ pub(super) fn attach(object: &mut Ebpf, name: &str, device: u32) -> Result<()> {
         .attach_to_if_index(device, XdpMode::Driver)
         .with_context(|| format!("attaching {name}"))?;
     Ok(())
+}
+
+/// Attaches a generator to a device that gets no frames. The kernel waits for an RCU grace period, of milliseconds, whenever
+/// a program is run that no device has.
+pub(super) fn keep_ready(object: &mut Ebpf, name: &str, idle: u32) -> Result<()> {
+    let generator = xdp_mut(object, name)?;
+    let attached = generator.attach_to_if_index(idle, XdpMode::Skb).map(drop);
+    attached.context("attaching the generator to a device without traffic")
 }
 
 pub(super) fn xdp<'a>(object: &'a Ebpf, name: &str) -> Result<&'a Xdp> {

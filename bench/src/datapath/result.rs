@@ -167,11 +167,7 @@ pub(super) fn series_of(
 
 /// Returns the load of a stream of the shortest frames.
 pub(super) fn load(family: Family, protocol: Protocol, stream: Stream) -> Load {
-    let shortest = frames::frame(family, protocol, 0).len();
-    let shortest = FrameSize {
-        bytes: u32::try_from(shortest).unwrap_or(u32::MAX) + FCS,
-        weight: 1,
-    };
+    let shortest = size(frames::frame(family, protocol, 0).len());
     Load {
         flows: stream.flows,
         flow_order: match stream.order {
@@ -179,6 +175,21 @@ pub(super) fn load(family: Family, protocol: Protocol, stream: Stream) -> Load {
             Order::Random => FlowOrder::Uniform,
         },
         ..Load::of_frames(family.into(), protocol, vec![shortest])
+    }
+}
+
+/// Returns the load with other frames, of so many bytes without FCS.
+pub(super) fn with_frames(load: Load, length: usize) -> Load {
+    Load {
+        frame_bytes: vec![size(length)],
+        ..load
+    }
+}
+
+fn size(length: usize) -> FrameSize {
+    FrameSize {
+        bytes: u32::try_from(length).unwrap_or(u32::MAX) + FCS,
+        weight: 1,
     }
 }
 

@@ -33,7 +33,7 @@ use fastpath::{
     load::Loaded,
     tables::{TableReader, Tables},
 };
-use lab::{Namespace, Veth};
+use lab::Namespace;
 use socket2::Socket;
 use xdp_prog::{
     abi::{self, ServiceKeyV4, ServiceKeyV6, Traffic},
@@ -47,18 +47,11 @@ use super::{
     object::{
         array, attach, classifier, classifier_mut, generate, map_mut, send_live, xdp, xdp_mut,
     },
+    pairs::{self, Pair},
     past, paths, pod_sockets,
     tables::{self, KNOWN_FLOWS},
 };
 use crate::host::{self, CoreTakenAway};
-
-/// A veth pair with the sink at the near end and a program under test at the far one.
-#[derive(Clone, Debug)]
-pub(super) struct Pair {
-    pub(super) near: u32,
-    pub(super) far: u32,
-    pub(super) far_name: String,
-}
 
 /// The devices, programs and tables.
 pub(super) struct Rig {
@@ -102,32 +95,9 @@ impl RunStatistics {
 
 /// Creates the veth pairs, and the addresses of a pod's connections. Must be called outside the namespace.
 pub(super) fn cable(namespace: &Namespace) -> Result<Cables> {
-    let cables = Cables(pairs(namespace, UNDER_TEST)?);
+    let cables = Cables(pairs::create(namespace, UNDER_TEST, pairs::MTU)?);
     pod_sockets::add_addresses(namespace)?;
     Ok(cables)
-}
-
-/// Creates a veth pair for each name. Must be called outside the namespace.
-pub(super) fn pairs<N: Ord>(
-    namespace: &Namespace,
-    names: impl IntoIterator<Item = N>,
-) -> Result<BTreeMap<N, Pair>> {
-    // The kernel's own IPv6 packets would be counted with ours.
-    for scope in ["all", "default"] {
-        namespace.set_sysctl(&format!("net/ipv6/conf/{scope}/disable_ipv6"), "1")?;
-    }
-    let mut pairs = BTreeMap::new();
-    for (index, name) in names.into_iter().enumerate() {
-        let (near, far) = (format!("near{index}"), format!("far{index}"));
-        let (near, far) = Veth::between((namespace, &near), (namespace, &far)).create()?;
-        let pair = Pair {
-            near: near.index(),
-            far: far.index(),
-            far_name: far.name().to_owned(),
-        };
-        pairs.insert(name, pair);
-    }
-    Ok(pairs)
 }
 
 /// The device indices of each program's pair.

@@ -215,15 +215,21 @@ pub(super) fn fill(tables: &mut Tables, device: u32) -> Result<()> {
     Ok(())
 }
 
-/// Fills what an edge has that forwards by IPIP and L2 DSR alone. Frames leave by `device`, the one that they arrive on.
-pub(super) fn fill_edge(tables: &mut Tables, device: u32) -> Result<()> {
-    tables.set_settings(Settings::default())?;
+/// Puts the settings, and the VIPs of both families without any service.
+pub(super) fn fill_vips(tables: &mut Tables, settings: Settings) -> Result<()> {
+    tables.set_settings(settings)?;
     let vips = Family::ALL.map(|family| addresses(family).vip);
     let addresses = Addresses {
         vips: vips.into(),
         ..Addresses::default()
     };
     tables.set_addresses(addresses.into())?;
+    Ok(())
+}
+
+/// Fills what an edge has that forwards by IPIP and L2 DSR alone. Frames leave by `device`, the one that they arrive on.
+pub(super) fn fill_edge(tables: &mut Tables, device: u32) -> Result<()> {
+    fill_vips(tables, Settings::default())?;
     for family in Family::ALL {
         fill_next_hops(tables, family, device)?;
         for protocol in Protocol::ALL {
@@ -239,8 +245,19 @@ pub(super) fn fill_edge(tables: &mut Tables, device: u32) -> Result<()> {
 /// Puts all machines on one link, as in a rack.
 fn fill_next_hops(tables: &mut Tables, family: Family, device: u32) -> Result<()> {
     let CaseAddresses { here, backend, .. } = addresses(family);
+    let hop = Resolution::Resolved(next_hop(family, device));
+    let nodes = (0..BACKENDS).map(|index| frames::node(family, index));
+    let backends = (0..NAT_BACKENDS).map(|index| plus(backend, index));
+    for target in nodes.chain(backends) {
+        tables.set_next_hop(target, hop)?;
+    }
+    Ok(tables.set_next_hop(here, Resolution::Local)?)
+}
+
+/// Returns the next hop to any machine by a device.
+pub(super) fn next_hop(family: Family, device: u32) -> NextHop {
     let [a, b, c, d, e, f, g, h, i, j, k, l] = frames::MACS_BACK;
-    let hop = Resolution::Resolved(NextHop {
+    NextHop {
         ifindex: device,
         source_mac: [g, h, i, j, k, l],
         destination_mac: [a, b, c, d, e, f],
@@ -248,14 +265,8 @@ fn fill_next_hops(tables: &mut Tables, family: Family, device: u32) -> Result<()
         via_gateway: false,
         vlan: None,
         mtu: 1500,
-        source: Some(here),
-    });
-    let nodes = (0..BACKENDS).map(|index| frames::node(family, index));
-    let backends = (0..NAT_BACKENDS).map(|index| plus(backend, index));
-    for target in nodes.chain(backends) {
-        tables.set_next_hop(target, hop)?;
+        source: Some(addresses(family).here),
     }
-    Ok(tables.set_next_hop(here, Resolution::Local)?)
 }
 
 fn fill_services(tables: &mut Tables, family: Family, protocol: Protocol) -> Result<()> {

@@ -33,6 +33,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result};
 
 use self::rig::Rig;
+pub(super) use self::rig::beside;
 pub use self::{
     packets::Packets,
     report::{Report, Row},

@@ -7,8 +7,9 @@ mod cutting;
 mod next_hops;
 
 use std::{
+    hash::{DefaultHasher, Hash, Hasher},
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use lab::{Machine, RawSocket, Signal, Topology, output, vip_v4, vip_v6, wait_until};
@@ -16,13 +17,19 @@ use serde_json::Value;
 
 use crate::support::{
     Agent, Asked, Cluster, Echo, Mode, PodService, Protocol, Sender, Service, TIMEOUT,
-    cluster_config, nat_config, serve_on_pods,
+    cluster_config, nat_config, number, serve_on_pods,
 };
 
 const PORT: u16 = 7000;
 const NODE_PORT: u16 = 30_700;
 /// Bytes of a datagram: four fragments.
 const LENGTH: usize = 4096;
+/// Variable with the number of datagrams of each length to each service; `make soak` asks for 10 000.
+const DATAGRAMS: &str = "GUIDEWAY_DATAGRAMS";
+/// One in each order.
+const DATAGRAMS_BY_DEFAULT: u64 = 4;
+/// Bytes of these: 4 and 48 fragments.
+const LENGTHS: [usize; 2] = [LENGTH, 60_000];
 /// How long an answer is waited for that is not to come.
 const SHORT: Duration = Duration::from_millis(300);
 const MEND: &str = "mend: on\n";
@@ -100,6 +107,63 @@ fn assert_all_arrive(sender: &mut Sender<'_>, to: SocketAddr) {
     }
 }
 
+/// Sends datagrams of both lengths in any order, beside another one or with fragments twice, and asserts that each is answered
+/// unaltered. Prints how long the answers took.
+fn assert_datagrams_arrive(sender: &mut Sender<'_>, to: SocketAddr) {
+    let datagrams = number(DATAGRAMS).unwrap_or(DATAGRAMS_BY_DEFAULT);
+    let mut beside = sender.ask(to, LENGTH);
+    for length in LENGTHS {
+        let mut asked = sender.ask(to, length);
+        let mut delays = Vec::new();
+        for round in 0..datagrams {
+            asked = sender.ask_again(asked, length);
+            beside = sender.ask_again(beside, LENGTH);
+            for frame in drawn(round, &asked.fragments, &beside.fragments) {
+                sender.send(frame);
+            }
+            let sent = Instant::now();
+            for one in [&asked, &beside] {
+                let name = one.answer(TIMEOUT);
+                assert!(name.is_some(), "datagram {round} of {length} to {to}");
+            }
+            delays.push(sent.elapsed());
+        }
+        assert!(!asked.has_another(), "{to}");
+        delays.sort_unstable();
+        let at = |share: usize| delays[(delays.len() - 1) * share / 1000];
+        println!(
+            "{to}, {length} bytes, {datagrams} datagrams: answered after {:?} (p50), {:?} (p99.9)",
+            at(500),
+            at(999)
+        );
+    }
+    assert!(!beside.has_another(), "{to}");
+}
+
+/// Lists the fragments of two datagrams: in order, reversed, mixed, or mixed with some of the first datagram twice,
+/// in turn. Of mixed ones, that datagram's second fragment is the last.
+fn drawn<'f>(round: u64, one: &'f [Vec<u8>], other: &'f [Vec<u8>]) -> Vec<&'f Vec<u8>> {
+    let mut frames: Vec<&Vec<u8>> = one.iter().chain(other).collect();
+    match round % 4 {
+        0 => return frames,
+        1 => {
+            frames.reverse();
+            return frames;
+        }
+        2 => {}
+        // Copies that came after the last one of a datagram would begin it anew, and take memory where it is joined.
+        // Of those between two of its fragments, Linux takes 64 (`ipfrag_max_dist`).
+        _ => frames.extend(one.iter().step_by(2).take(8)),
+    }
+    let mut places: Vec<usize> = (0..frames.len()).collect();
+    places.sort_by_cached_key(|place| {
+        let mut hasher = DefaultHasher::new();
+        (round, place).hash(&mut hasher);
+        (*place == 1, hasher.finish())
+    });
+    places.into_iter().map(|place| frames[place]).collect()
+}
+
 /// Asserts that a reversed datagram is lost while one in order arrives.
 fn assert_reversed_is_lost(sender: &mut Sender<'_>, to: SocketAddr) {
     let reversed = sender.ask(to, LENGTH);
@@ -161,6 +225,7 @@ fn shuffled_datagrams_arrive_by_ipip_by_l2dsr_and_at_node_ports() {
     wait_until_mending(&cluster.edge);
     for service in &services {
         assert_all_arrive(&mut sender, place(service, edge));
+        assert_datagrams_arrive(&mut sender, place(service, edge));
     }
     assert_ledger_adds_up(&cluster.edge);
     assert!(count(&cluster.edge, "punt", "punted_fragment") >= 6 * 6);
@@ -220,6 +285,7 @@ fn shuffled_datagrams_arrive_by_nat_and_at_the_node_itself() {
     wait_until_mending(&agent);
     for (vip, _) in services {
         assert_all_arrive(&mut sender, vip);
+        assert_datagrams_arrive(&mut sender, vip);
     }
     assert!(count(&agent, "mend", "mended") >= 2 * 6);
     agent.write_config(&(config + MEND));

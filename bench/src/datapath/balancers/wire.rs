@@ -23,7 +23,10 @@ use super::{
     packets::{self, Stage},
 };
 use crate::{
-    datapath::frames::{self, EDGE_V4, EDGE_V6, Family},
+    datapath::{
+        frames::{self, EDGE_V4, EDGE_V6, Family},
+        object::keep_ready,
+    },
     load::{frame::Framing, sockets::now_ns},
     wire::kube_proxy::prepare,
 };
@@ -106,11 +109,10 @@ impl Wire {
     fn load_generator(&mut self) -> Result<()> {
         let generator: &mut Xdp = program_of(&mut self.object, program::GENERATE_LIST)?;
         generator.load()?;
-        // The kernel waits for an RCU grace period, of milliseconds, whenever a program that no device has is run.
         let idle = self.source.link("lo")?.index();
-        let attach = || generator.attach_to_if_index(idle, XdpMode::Skb);
-        let attached = self.source.run(attach).map(drop);
-        attached.context("attaching the generator to a device without traffic")
+        let object = &mut self.object;
+        self.source
+            .run(|| keep_ready(object, program::GENERATE_LIST, idle))
     }
 
     fn route(&self) -> Result<()> {

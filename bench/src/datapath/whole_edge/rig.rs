@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     sync::atomic::{AtomicBool, Ordering},
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -28,16 +28,11 @@ use crate::{
     datapath::{
         frames::{self, PORT},
         object,
-        rig::{self, Pair},
+        pairs::{self, Pair},
         tables,
     },
     host,
 };
-
-/// How long nothing must come back until a trial is over.
-const QUIET: Duration = Duration::from_millis(200);
-/// How long this is waited for at most.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a veth pair leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,7 +43,7 @@ pub(super) enum Cable {
 
 /// Creates the veth pairs. Must be called outside the namespace.
 pub(super) fn cable(namespace: &Namespace) -> Result<BTreeMap<Cable, Pair>> {
-    rig::pairs(namespace, [Cable::Bare, Cable::Edge])
+    pairs::create(namespace, [Cable::Bare, Cable::Edge], pairs::MTU)
 }
 
 /// A whole edge with its tables.
@@ -175,7 +170,11 @@ impl Rig {
 }
 
 /// Runs a loop on a core while `work` lasts.
-fn beside<T>(bare: &mut Bare, core: usize, work: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(in crate::datapath) fn beside<T>(
+    bare: &mut Bare,
+    core: usize,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<T> {
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         let forwarder = scope.spawn(|| {
@@ -205,8 +204,9 @@ fn send(
     let begin = Instant::now();
     object::send_live(bench, generator, frame, device, frames)?;
     let seconds = begin.elapsed().as_secs_f64();
-    let returned = received(bench)?.packets;
-    let all = settle(bench)?;
+    let returned = object::received(bench)?.packets;
+    object::settle(|| Ok(object::received(bench)?.packets))?;
+    let all = object::received(bench)?;
     let expected = all.packets * length as u64;
     ensure!(
         all.packets > 0 && all.bytes == expected,
@@ -219,23 +219,4 @@ fn send(
         returned,
         seconds,
     })
-}
-
-/// Returns what the sink has counted, when nothing more comes.
-fn settle(bench: &mut Ebpf) -> Result<Traffic> {
-    let begin = Instant::now();
-    let mut last = received(bench)?;
-    loop {
-        thread::sleep(QUIET);
-        let now = received(bench)?;
-        if now.packets == last.packets {
-            return Ok(now);
-        }
-        ensure!(begin.elapsed() < PATIENCE, "frames go on coming");
-        last = now;
-    }
-}
-
-fn received(bench: &mut Ebpf) -> Result<Traffic> {
-    Ok(object::array(bench, map::RECEIVED)?.get(&0, 0)?)
 }

@@ -55,6 +55,16 @@ impl<'net> Sender<'net> {
         let socket = self.client.namespace().run(|| UdpSocket::bind(from));
         let socket = socket.unwrap();
         socket.connect(to).unwrap();
+        self.asked(socket, length)
+    }
+
+    /// Prepares another datagram by the socket of an earlier one, whose answer has come.
+    pub(crate) fn ask_again(&mut self, earlier: Asked, length: usize) -> Asked {
+        self.asked(earlier.socket, length)
+    }
+
+    fn asked(&mut self, socket: UdpSocket, length: usize) -> Asked {
+        let (from, to) = (socket.local_addr().unwrap(), socket.peer_addr().unwrap());
         self.next_id += 1;
         let seed = self.next_id as usize;
         let payload: Vec<u8> = (0..length)

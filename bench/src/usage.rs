@@ -1,4 +1,4 @@
-//! The memory and CPU time of a process, from the kernel's counters.
+//! The memory and CPU time of processes and threads, from the kernel's counters.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -6,15 +6,15 @@ use anyhow::{Context, Result};
 
 /// The memory of a process.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Memory {
+pub(crate) struct Memory {
     /// Resident bytes.
-    pub(super) resident: u64,
+    pub(crate) resident: u64,
     /// The maximum of the resident bytes.
-    pub(super) peak: u64,
+    pub(crate) peak: u64,
 }
 
 impl Memory {
-    pub(super) fn of(process: u32) -> Result<Self> {
+    pub(crate) fn of(process: u32) -> Result<Self> {
         let path = format!("/proc/{process}/status");
         let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
         let bytes = |field: &str| {
@@ -35,12 +35,25 @@ fn field_of(status: &str, field: &str) -> Option<u64> {
 }
 
 /// Returns the CPU time of all threads of a process.
-pub(super) fn cpu_time(process: u32) -> Result<Duration> {
+pub(crate) fn cpu_time(process: u32) -> Result<Duration> {
     let tasks = format!("/proc/{process}/task");
     let mut total = 0;
     for task in fs::read_dir(&tasks).with_context(|| format!("reading {tasks}"))? {
         // A thread that has just ended has no file.
         total += on_cpu(&task?.path()).unwrap_or(0);
+    }
+    Ok(Duration::from_nanos(total))
+}
+
+/// Returns the CPU time of this process's threads with a name.
+pub(crate) fn of_threads(name: &str) -> Result<Duration> {
+    let mut total = 0;
+    for task in fs::read_dir("/proc/self/task").context("reading /proc/self/task")? {
+        let task = task?.path();
+        let is_named = fs::read_to_string(task.join("comm")).is_ok_and(|of| of.trim_end() == name);
+        if is_named {
+            total += on_cpu(&task).unwrap_or(0);
+        }
     }
     Ok(Duration::from_nanos(total))
 }

@@ -1,0 +1,268 @@
+//! Single trials with the devices, edges and sinks.
+
+use std::{
+    hint,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use aya::{Ebpf, EbpfLoader};
+use lab::{Link, Namespace};
+use xdp_prog::{
+    abi::Traffic,
+    bench::{Cursor, map, program},
+};
+
+use super::{
+    FULL, Family, PACE, Protocol, STREAM, Subject, Trial,
+    arrived::Arrived,
+    cables::{BARE_BRIDGE, Cable, Cables},
+    edges::{Counts, Edge, PATIENCE, Thread},
+};
+use crate::{
+    bare::{Bare, Redirect},
+    datapath::{frames, object, whole_edge::beside},
+    host::{self, CoreTakenAway},
+    usage,
+};
+
+/// Frames that are sent at once at a pace: a small part of what a queue holds.
+const BURST: u32 = 32;
+/// How often a trial is repeated because the core was taken away.
+const TRIES: u32 = 10;
+/// Name of the thread.
+const THREAD: &str = "mend";
+
+impl Subject {
+    const fn cable(self) -> Cable {
+        match self {
+            Self::L2Fwd => Cable::Bare,
+            Self::L2FwdBridge => Cable::BareToBridge,
+            Self::Alone => Cable::Alone,
+            _ => Cable::Mending,
+        }
+    }
+
+    /// Returns the frame of flow 0.
+    fn frame(self, family: Family, protocol: Protocol) -> Vec<u8> {
+        if self.is_cut() {
+            frames::fragmentable_frame(protocol, self.port(), FULL.into())
+        } else {
+            frames::frame(family, protocol, self.port())
+        }
+    }
+}
+
+/// A bare loop with the program that leads frames to it.
+struct Loop {
+    bare: Bare,
+    _redirect: Redirect,
+}
+
+impl Loop {
+    /// Has the frames of an interface come to the loop. It sends them back, or to an interface.
+    fn start(from: &Link<'_>, to: Option<&str>) -> Result<Self> {
+        let bare = Bare::between(from.name(), to.unwrap_or(from.name()))?;
+        let redirect = Redirect::attach(from, bare.socket())?;
+        Ok(Self {
+            bare,
+            _redirect: redirect,
+        })
+    }
+}
+
+pub(super) struct Rig {
+    /// The generator, and the sink of what comes back.
+    bench: Ebpf,
+    /// The sink of what the thread sends: it counts on another core.
+    by_thread: Ebpf,
+    cables: Cables,
+    bare: Loop,
+    bare_to_bridge: Loop,
+    _alone: Edge,
+    mending: Edge,
+    thread: Thread,
+    /// The core of the loop and of the thread.
+    core: usize,
+    /// That of the generator.
+    sender: usize,
+    /// Number of frames sent so far.
+    sent: u32,
+}
+
+impl Rig {
+    /// Loads, attaches and starts everything, and has the calling thread send from the second core. Must be called inside
+    /// the namespace.
+    pub(super) fn new(
+        namespace: &Namespace,
+        cables: Cables,
+        [core, sender]: [usize; 2],
+    ) -> Result<Self> {
+        let load = |programs: &[&str]| {
+            let mut object = EbpfLoader::new()
+                .load(fastpath::object::bench_bytes())
+                .context("loading the bench's BPF object")?;
+            for name in programs {
+                object::xdp_mut(&mut object, name)?.load()?;
+            }
+            anyhow::Ok(object)
+        };
+        let mut bench = load(&[program::GENERATE_V4, program::GENERATE_V6, program::SINK])?;
+        let mut by_thread = load(&[program::SINK])?;
+        for (cable, pair) in &cables.pairs {
+            let sink = match cable {
+                Cable::Pieces | Cable::Bridged | Cable::BareBridged => &mut by_thread,
+                _ => &mut bench,
+            };
+            object::attach(sink, program::SINK, pair.near)?;
+        }
+        // Nothing comes to these devices.
+        let idle = [
+            namespace.link("lo")?.index(),
+            cables.pairs[&Cable::Pieces].far,
+        ];
+        for (name, device) in [program::GENERATE_V4, program::GENERATE_V6]
+            .into_iter()
+            .zip(idle)
+        {
+            object::keep_ready(&mut bench, name, device)?;
+        }
+        let bare_at = |cable| namespace.link(&cables.pairs[&cable].far_name);
+        let bare = Loop::start(&bare_at(Cable::Bare)?, None)?;
+        let bare_to_bridge = Loop::start(&bare_at(Cable::BareToBridge)?, Some(BARE_BRIDGE))?;
+        let alone = Edge::serve(&cables.pairs[&Cable::Alone], &cables, false)?;
+        host::move_to_core(core)?;
+        let pair = &cables.pairs[&Cable::Mending];
+        let mut mending = Edge::serve(pair, &cables, true)?;
+        let thread = Thread::start(&mut mending.product, pair)?;
+        host::move_to_core(sender)?;
+        Ok(Self {
+            bench,
+            by_thread,
+            cables,
+            bare,
+            bare_to_bridge,
+            _alone: alone,
+            mending,
+            thread,
+            core,
+            sender,
+            sent: 0,
+        })
+    }
+
+    /// Sends frames. The trial is repeated if a hypervisor took the generator's core.
+    pub(super) fn trial(
+        &mut self,
+        subject: Subject,
+        family: Family,
+        protocol: Protocol,
+        frames: u32,
+    ) -> Result<Trial> {
+        for _ in 0..TRIES {
+            let before = host::core_clock(self.sender)?;
+            let trial = self.try_once(subject, family, protocol, frames)?;
+            if !host::core_clock(self.sender)?.is_stolen_since(before) {
+                return Ok(trial);
+            }
+        }
+        bail!(CoreTakenAway {
+            core: self.sender,
+            tries: TRIES,
+        })
+    }
+
+    fn try_once(
+        &mut self,
+        subject: Subject,
+        family: Family,
+        protocol: Protocol,
+        frames: u32,
+    ) -> Result<Trial> {
+        let frame = subject.frame(family, protocol);
+        let cursor = Cursor {
+            flows: STREAM.flows,
+            next: 0,
+            random: 1 + u64::from(self.sent),
+        };
+        self.sent = self.sent.wrapping_add(frames);
+        object::array(&mut self.bench, map::CURSOR)?.set(0, cursor, 0)?;
+        let generator = object::generate(&mut self.bench, family, &frame)?;
+        let device = self.cables.pairs[&subject.cable()].near;
+        let [bench, by_thread] = [&mut self.bench, &mut self.by_thread];
+        for sink in [&mut *bench, &mut *by_thread] {
+            object::array(sink, map::RECEIVED)?.set(0, Traffic::default(), 0)?;
+        }
+        let (mending, thread) = (&self.mending, &self.thread);
+        let counts = Counts::of(mending, thread);
+        let used = usage::of_threads(THREAD)?;
+        let (begin, sender) = (Instant::now(), self.sender);
+        let core_begin = host::core_clock(sender)?;
+        let mut work = || {
+            let send = |frames| object::send_live(bench, generator, &frame, device, frames);
+            match subject {
+                Subject::CutPaced => at_pace(frames, send)?,
+                _ => send(frames)?,
+            }
+            let seconds = if subject.is_finished_by_xdp() {
+                host::core_clock(sender)?.since(core_begin)
+            } else {
+                begin.elapsed().as_secs_f64()
+            };
+            let mut arrived = || {
+                anyhow::Ok(Arrived {
+                    back: object::received(bench)?,
+                    by_thread: object::received(by_thread)?,
+                })
+            };
+            let in_time = arrived()?;
+            // A busy machine may keep the thread from what it has got.
+            let quiet = Instant::now();
+            loop {
+                object::settle(|| Ok(arrived()?.packets()))?;
+                let (all, counts) = (arrived()?, Counts::of(mending, thread).since(counts));
+                match counts.check(subject, all.by_thread.packets) {
+                    Ok(()) => return Ok((seconds, in_time, all, counts)),
+                    Err(error) if quiet.elapsed() > PATIENCE => return Err(error),
+                    Err(_) => {}
+                }
+            }
+        };
+        let outcome = match subject {
+            Subject::L2Fwd => beside(&mut self.bare.bare, self.core, work),
+            Subject::L2FwdBridge => beside(&mut self.bare_to_bridge.bare, self.core, work),
+            _ => work(),
+        };
+        let (seconds, in_time, arrived, counts) = outcome.with_context(|| subject.name())?;
+        let used = usage::of_threads(THREAD)?.saturating_sub(used);
+        let number = |arrived: Arrived| arrived.frames(subject, family, frame.len());
+        Ok(Trial {
+            sent: frames,
+            counted: match subject {
+                Subject::HalfCut => u64::from(frames) - counts.punted,
+                _ => frames.into(),
+            },
+            in_time: number(in_time)?,
+            arrived: number(arrived)?,
+            seconds,
+            thread: used.as_secs_f64() / begin.elapsed().as_secs_f64(),
+        })
+    }
+}
+
+/// Sends frames at [`PACE`], in bursts. What is late is not made up for by more than a burst at once.
+fn at_pace(frames: u32, mut send: impl FnMut(u32) -> Result<()>) -> Result<()> {
+    let interval = Duration::from_secs(1) * BURST / PACE;
+    let mut due = Instant::now();
+    let mut left = frames;
+    while left > 0 {
+        while Instant::now() < due {
+            hint::spin_loop();
+        }
+        let burst = left.min(BURST);
+        send(burst)?;
+        left -= burst;
+        due = (due + interval).max(Instant::now());
+    }
+    Ok(())
+}

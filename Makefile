@@ -136,6 +136,7 @@ soak: export GUIDEWAY_OUTAGE_SECONDS := 300
 soak: export GUIDEWAY_CHANGES_SECONDS := 3600
 soak: export GUIDEWAY_HOSTILE_OBJECTS := 10000
 soak: export GUIDEWAY_DATAGRAMS := 10000
+soak: export GUIDEWAY_ORPHANS := 1000000
 soak: export GUIDEWAY_TABLE_CHANGES := 100000
 soak: export GUIDEWAY_LEDGER_PACKETS := 1000000
 soak: export GUIDEWAY_FRAMES := 10000000
@@ -144,6 +145,7 @@ soak:
 	cargo test --workspace --locked --test attack -- --nocapture
 	$(call only,--workspace --test e2e changes)
 	$(call only,--workspace --test e2e shuffled_datagrams)
+	$(call only,--workspace --test e2e flood_of_orphans)
 	$(call only,--workspace --test kubernetes outages)
 	$(call only,--workspace --test kubernetes hostile_objects)
 	for seed in $$(cat $(KEPT_SEEDS)) $$(od -An -N8 -tx8 /dev/urandom); do \

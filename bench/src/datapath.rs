@@ -77,6 +77,7 @@ mod rig;
 mod tables;
 #[cfg(test)]
 mod tests;
+pub mod two_cores;
 pub mod whole_edge;
 
 use std::{collections::BTreeMap, fmt::Display, time::Duration};

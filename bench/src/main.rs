@@ -128,7 +128,7 @@ struct Datapath {
     #[arg(long, default_value_t = 40)]
     rounds: usize,
     /// Seconds per trial [default: 0.02, of which a round has some 80 per family and protocol; with `--engine afxdp` and
-    /// `mend` 0.2, of which it has 3 and 8].
+    /// `mend` 0.2, of which it has 3, and 6 to 9].
     #[arg(long)]
     seconds: Option<f64>,
     /// The core to run on [default: the last one]. With `--engine afxdp` and `mend` the generator has another

@@ -46,15 +46,21 @@ pub(crate) fn cpu_time(process: u32) -> Result<Duration> {
 }
 
 /// Returns the CPU time of this process's threads with a name.
+///
+/// # Errors
+///
+/// When there is none, or the kernel does not tell.
 pub(crate) fn of_threads(name: &str) -> Result<Duration> {
-    let mut total = 0;
+    let mut total = None;
     for task in fs::read_dir("/proc/self/task").context("reading /proc/self/task")? {
         let task = task?.path();
         let is_named = fs::read_to_string(task.join("comm")).is_ok_and(|of| of.trim_end() == name);
         if is_named {
-            total += on_cpu(&task).unwrap_or(0);
+            let used = on_cpu(&task).with_context(|| format!("the CPU time of thread {name}"))?;
+            total = Some(total.unwrap_or(0) + used);
         }
     }
+    let total = total.with_context(|| format!("no thread has the name {name}"))?;
     Ok(Duration::from_nanos(total))
 }
 

@@ -12,13 +12,15 @@
 //! `store` holds fragments and `waiting` what lacks a next hop, within limits. `cut` cuts, `carry` sends finished frames.
 //! `worker` judges frames, over any [`Rings`](crate::port::Rings). `thread` has the kernel's sockets and the time,
 //! `carriers` those of devices that take no frames from XDP, `queues` says which of them are open, `sockets` where programs
-//! find them. `pair` is the way back.
+//! find them. `known` asks the tables. `pair` is the way back.
 
 #[cfg(feature = "xsk")]
 mod carriers;
 mod carry;
 mod counts;
 mod cut;
+#[cfg(feature = "xsk")]
+mod known;
 mod pair;
 #[cfg(feature = "xsk")]
 mod queues;
@@ -46,7 +48,7 @@ pub(crate) use self::{
 pub use self::{
     queues::{Queue, QueueError, QueueStates},
     sockets::MapFailure,
-    thread::{Mend, MendError, MendReader, PreparedPair},
+    thread::{Mend, MendError, MendReader, PreparedPair, THREAD},
 };
 
 /// How much is held, and how long.

@@ -22,7 +22,7 @@
 //!
 //! **Rate** (`pps`): frames that have arrived while the generator sends, per second of the clock, or of the generator's core
 //! where XDP sends them back on it ([`datapath`](super)). A frame that was cut arrives in two pieces, and counts once. Of
-//! `half_cut` the frames that XDP sends count alone. **Lost** is the share of
+//! `half_cut`, only the frames that XDP sends count. **Lost** is the share of
 //! these that never arrives; where the generator sends more than the thread takes, the kernel drops the rest before the
 //! thread sees it, and counts it. **Thread** is the share of a core that the thread takes.
 //!
@@ -37,12 +37,12 @@ mod rig;
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
-pub use self::report::{Report, Row};
+pub use self::report::Row;
 use self::rig::Rig;
-use super::{Family, Options, Protocol, Stream, report::lower};
-use crate::host::{self, Facts};
+use super::{Family, Options, Protocol, Stream, two_cores};
+use crate::host::Facts;
 
 /// The flows of all trials.
 const STREAM: Stream = Stream::random(10_000);
@@ -136,7 +136,7 @@ impl Subject {
 
 /// The outcome of sending frames.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Trial {
+pub struct Trial {
     /// Frames that the generator has sent.
     sent: u32,
     /// Those of them that count.
@@ -145,9 +145,12 @@ struct Trial {
     in_time: u64,
     /// All of the counted ones that arrived.
     arrived: u64,
+    /// Frames that XDP left for the thread, and those of them that the kernel lost before the thread could take them.
+    punted: u64,
+    dropped: u64,
     /// How long the generator took, in seconds: of its core, or of the clock.
     seconds: f64,
-    /// The share of a core that the thread took, until nothing more arrived.
+    /// The share of a core that the thread took while the generator sent.
     thread: f64,
 }
 
@@ -161,15 +164,12 @@ impl Trial {
     fn offered(&self) -> f64 {
         f64::from(self.sent) / self.seconds
     }
-
-    /// Returns the share of the counted frames that never arrived.
-    fn lost(&self) -> f64 {
-        self.counted.saturating_sub(self.arrived) as f64 / self.counted.max(1) as f64
-    }
 }
 
-/// The trials of one family and protocol, by round.
-type Samples = BTreeMap<Subject, Vec<Trial>>;
+type Samples = two_cores::Samples<Subject, Trial>;
+
+/// Everything that was measured.
+pub type Report = two_cores::Report<Row, Subject, Trial>;
 
 /// Runs the scenario. `progress` is called with what is being done.
 ///
@@ -177,16 +177,11 @@ type Samples = BTreeMap<Subject, Vec<Trial>>;
 ///
 /// When the machine is unfit, the kernel refuses something, or frames go another way than they should.
 pub fn run(options: &Options, progress: &(dyn Fn(&str) + Sync)) -> Result<Report> {
-    options.check()?;
-    host::preflight()?;
-    let namespace = lab::Namespace::new("bench").context("making a network namespace")?;
-    let cables = cables::cable(&namespace)?;
-    namespace.run(|| {
-        let cores = host::two_cores(options.core)?;
-        let mut rig = Rig::new(&namespace, cables, cores)?;
+    two_cores::run(options, cables::cable, |namespace, cables, cores| {
+        let mut rig = Rig::new(namespace, cables, cores)?;
         let mut report = Report::new(Facts::collect(), cores, options.rounds);
         for (family, protocol) in options.traffic() {
-            let samples = measure(&mut rig, family, protocol, options, progress)?;
+            let samples = measure(&mut rig, (family, protocol), options, progress)?;
             report.add(family, protocol, samples);
         }
         Ok(report)
@@ -195,32 +190,19 @@ pub fn run(options: &Options, progress: &(dyn Fn(&str) + Sync)) -> Result<Report
 
 fn measure(
     rig: &mut Rig,
-    family: Family,
-    protocol: Protocol,
+    traffic: (Family, Protocol),
     options: &Options,
     progress: &(dyn Fn(&str) + Sync),
 ) -> Result<Samples> {
     /// Frames that tell how many a trial has, and for which the thread opens its sockets.
     const PROBE: u32 = 10_000;
+    let subjects: Vec<Subject> = Subject::of(traffic.0).collect();
     let mut frames = BTreeMap::new();
-    for subject in Subject::of(family) {
-        let offered = rig.trial(subject, family, protocol, PROBE)?.offered();
-        frames.insert(subject, super::frames_in(offered, options.seconds, PROBE));
+    for subject in &subjects {
+        let offered = rig.trial(*subject, traffic, PROBE)?.offered();
+        frames.insert(*subject, super::frames_in(offered, options.seconds, PROBE));
     }
-    let mut samples = Samples::new();
-    for round in 0..=options.rounds {
-        progress(&format!(
-            "{} {}: round {round} of {}",
-            lower(family),
-            lower(protocol),
-            options.rounds
-        ));
-        for subject in super::plan::turns(Subject::of(family), round) {
-            let trial = rig.trial(subject, family, protocol, frames[&subject])?;
-            if round > 0 {
-                samples.entry(subject).or_default().push(trial);
-            }
-        }
-    }
-    Ok(samples)
+    two_cores::measure(&subjects, options, traffic, progress, |subject| {
+        rig.trial(subject, traffic, frames[&subject])
+    })
 }

@@ -28,18 +28,12 @@ mod report;
 mod result;
 mod rig;
 
-use std::collections::BTreeMap;
-
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use self::rig::Rig;
-pub(super) use self::rig::beside;
-pub use self::{
-    packets::Packets,
-    report::{Report, Row},
-};
-use super::{Family, Options, Protocol, Stream, System, report::lower};
-use crate::host::{self, Facts};
+pub use self::{packets::Packets, report::Row};
+use super::{Family, Options, Protocol, Stream, System, two_cores};
+use crate::host::Facts;
 
 /// The flows of all trials.
 const STREAM: Stream = Stream::random(10_000);
@@ -88,7 +82,7 @@ impl Forwarder {
 
 /// The outcome of sending frames.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Trial {
+pub struct Trial {
     /// Frames that the generator has sent.
     sent: u32,
     /// Those that had come back by then.
@@ -109,8 +103,10 @@ impl Trial {
     }
 }
 
-/// The trials of one family and protocol, by round.
-type Samples = BTreeMap<Forwarder, Vec<Trial>>;
+type Samples = two_cores::Samples<Forwarder, Trial>;
+
+/// Everything that was measured.
+pub type Report = two_cores::Report<Row, Forwarder, Trial>;
 
 /// Runs the scenario. `progress` is called with what is being done.
 ///
@@ -118,16 +114,11 @@ type Samples = BTreeMap<Forwarder, Vec<Trial>>;
 ///
 /// When the machine is unfit, the kernel refuses something, or frames go another way than they should.
 pub fn run(options: &Options, progress: &(dyn Fn(&str) + Sync)) -> Result<Report> {
-    options.check()?;
-    host::preflight()?;
-    let namespace = lab::Namespace::new("bench").context("making a network namespace")?;
-    let cables = rig::cable(&namespace)?;
-    namespace.run(|| {
-        let cores = host::two_cores(options.core)?;
-        let mut rig = Rig::new(&namespace, cables, cores)?;
+    two_cores::run(options, rig::cable, |namespace, cables, cores| {
+        let mut rig = Rig::new(namespace, cables, cores)?;
         let mut report = Report::new(Facts::collect(), cores, options.rounds);
         for (family, protocol) in options.traffic() {
-            let samples = measure(&mut rig, family, protocol, options, progress)?;
+            let samples = measure(&mut rig, (family, protocol), options, progress)?;
             report.add(family, protocol, samples);
         }
         Ok(report)
@@ -136,29 +127,16 @@ pub fn run(options: &Options, progress: &(dyn Fn(&str) + Sync)) -> Result<Report
 
 fn measure(
     rig: &mut Rig,
-    family: Family,
-    protocol: Protocol,
+    traffic: (Family, Protocol),
     options: &Options,
     progress: &(dyn Fn(&str) + Sync),
 ) -> Result<Samples> {
     /// Frames that tell how many a trial has.
     const PROBE: u32 = 50_000;
+    let (family, protocol) = traffic;
     let probe = rig.trial(Forwarder::L2Fwd, family, protocol, PROBE)?;
     let frames = super::frames_in(probe.offered(), options.seconds, PROBE);
-    let mut samples = Samples::new();
-    for round in 0..=options.rounds {
-        progress(&format!(
-            "{} {}: round {round} of {}",
-            lower(family),
-            lower(protocol),
-            options.rounds
-        ));
-        for forwarder in super::plan::turns(Forwarder::ALL, round) {
-            let trial = rig.trial(forwarder, family, protocol, frames)?;
-            if round > 0 {
-                samples.entry(forwarder).or_default().push(trial);
-            }
-        }
-    }
-    Ok(samples)
+    two_cores::measure(&Forwarder::ALL, options, traffic, progress, |forwarder| {
+        rig.trial(forwarder, family, protocol, frames)
+    })
 }

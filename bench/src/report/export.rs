@@ -307,7 +307,7 @@ fn latencies(run: &Run) -> String {
             no_answer
         );
     }
-    if let Some(from) = verdict::noise_limited_from(run) {
+    if let Some(from) = verdict::noise_limited_from(run).filter(|_| text.contains("\\*")) {
         let _ = writeln!(
             text,
             "\n\\* From p{from} on, work beside it shows as much as the system."

@@ -5,31 +5,27 @@
 mod carrying;
 mod cutting;
 mod next_hops;
+mod orders;
+mod orphans;
 
 use std::{
-    hash::{DefaultHasher, Hash, Hasher},
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    time::{Duration, Instant},
+    net::{IpAddr, SocketAddr},
+    time::Duration,
 };
 
-use lab::{Machine, RawSocket, Signal, Topology, output, vip_v4, vip_v6, wait_until};
+use lab::{Machine, RawSocket, Signal, Topology, output, vip_v4, vip_v6};
 use serde_json::Value;
 
+use self::orders::assert_datagrams_arrive;
 use crate::support::{
     Agent, Asked, Cluster, Echo, Mode, PodService, Protocol, Sender, Service, TIMEOUT,
-    cluster_config, nat_config, number, serve_on_pods,
+    cluster_config, nat_config, serve_on_pods,
 };
 
 const PORT: u16 = 7000;
 const NODE_PORT: u16 = 30_700;
 /// Bytes of a datagram: four fragments.
 const LENGTH: usize = 4096;
-/// Variable with the number of datagrams of each length to each service; `make soak` asks for 10 000.
-const DATAGRAMS: &str = "GUIDEWAY_DATAGRAMS";
-/// One in each order.
-const DATAGRAMS_BY_DEFAULT: u64 = 4;
-/// Bytes of these: 4 and 48 fragments.
-const LENGTHS: [usize; 2] = [LENGTH, 60_000];
 /// How long an answer is waited for that is not to come.
 const SHORT: Duration = Duration::from_millis(300);
 const MEND: &str = "mend: on\n";
@@ -107,63 +103,6 @@ fn assert_all_arrive(sender: &mut Sender<'_>, to: SocketAddr) {
     }
 }
 
-/// Sends datagrams of both lengths in any order, beside another one or with fragments twice, and asserts that each is answered
-/// unaltered. Prints how long the answers took.
-fn assert_datagrams_arrive(sender: &mut Sender<'_>, to: SocketAddr) {
-    let datagrams = number(DATAGRAMS).unwrap_or(DATAGRAMS_BY_DEFAULT);
-    let mut beside = sender.ask(to, LENGTH);
-    for length in LENGTHS {
-        let mut asked = sender.ask(to, length);
-        let mut delays = Vec::new();
-        for round in 0..datagrams {
-            asked = sender.ask_again(asked, length);
-            beside = sender.ask_again(beside, LENGTH);
-            for frame in drawn(round, &asked.fragments, &beside.fragments) {
-                sender.send(frame);
-            }
-            let sent = Instant::now();
-            for one in [&asked, &beside] {
-                let name = one.answer(TIMEOUT);
-                assert!(name.is_some(), "datagram {round} of {length} to {to}");
-            }
-            delays.push(sent.elapsed());
-        }
-        assert!(!asked.has_another(), "{to}");
-        delays.sort_unstable();
-        let at = |share: usize| delays[(delays.len() - 1) * share / 1000];
-        println!(
-            "{to}, {length} bytes, {datagrams} datagrams: answered after {:?} (p50), {:?} (p99.9)",
-            at(500),
-            at(999)
-        );
-    }
-    assert!(!beside.has_another(), "{to}");
-}
-
-/// Lists the fragments of two datagrams: in order, reversed, mixed, or mixed with some of the first datagram twice,
-/// in turn. Of mixed ones, that datagram's second fragment is the last.
-fn drawn<'f>(round: u64, one: &'f [Vec<u8>], other: &'f [Vec<u8>]) -> Vec<&'f Vec<u8>> {
-    let mut frames: Vec<&Vec<u8>> = one.iter().chain(other).collect();
-    match round % 4 {
-        0 => return frames,
-        1 => {
-            frames.reverse();
-            return frames;
-        }
-        2 => {}
-        // Copies that came after the last one of a datagram would begin it anew, and take memory where it is joined.
-        // Of those between two of its fragments, Linux takes 64 (`ipfrag_max_dist`).
-        _ => frames.extend(one.iter().step_by(2).take(8)),
-    }
-    let mut places: Vec<usize> = (0..frames.len()).collect();
-    places.sort_by_cached_key(|place| {
-        let mut hasher = DefaultHasher::new();
-        (round, place).hash(&mut hasher);
-        (*place == 1, hasher.finish())
-    });
-    places.into_iter().map(|place| frames[place]).collect()
-}
-
 /// Asserts that a reversed datagram is lost while one in order arrives.
 fn assert_reversed_is_lost(sender: &mut Sender<'_>, to: SocketAddr) {
     let reversed = sender.ask(to, LENGTH);
@@ -221,11 +160,14 @@ fn shuffled_datagrams_arrive_by_ipip_by_l2dsr_and_at_node_ports() {
     assert_eq!(count(&cluster.edge, "punt", "punted_fragment"), 0);
 
     let config = cluster_config(&net, &services) + MEND + PATIENT;
-    cluster.edge.write_config(&config);
-    wait_until_mending(&cluster.edge);
+    // On their way from the edge, fragments may overtake others, too.
+    for agent in cluster.nodes.iter().chain([&cluster.edge]) {
+        agent.write_config(&config);
+        wait_until_mending(agent);
+    }
     for service in &services {
         assert_all_arrive(&mut sender, place(service, edge));
-        assert_datagrams_arrive(&mut sender, place(service, edge));
+        assert_datagrams_arrive(&mut sender, &cluster.edge, place(service, edge));
     }
     assert_ledger_adds_up(&cluster.edge);
     assert!(count(&cluster.edge, "punt", "punted_fragment") >= 6 * 6);
@@ -285,7 +227,7 @@ fn shuffled_datagrams_arrive_by_nat_and_at_the_node_itself() {
     wait_until_mending(&agent);
     for (vip, _) in services {
         assert_all_arrive(&mut sender, vip);
-        assert_datagrams_arrive(&mut sender, vip);
+        assert_datagrams_arrive(&mut sender, &agent, vip);
     }
     assert!(count(&agent, "mend", "mended") >= 2 * 6);
     agent.write_config(&(config + MEND));
@@ -386,64 +328,4 @@ fn node_mends_what_edges_send_and_a_killed_agent_drops_it() {
     assert!(detached.contains("no pins are left"), "{detached}");
     let links = output(node.namespace().command("ip").args(["-br", "link"])).unwrap();
     assert!(!links.contains("guideway"), "{links}");
-}
-
-#[test]
-fn flood_of_orphans_keeps_to_its_limits_and_keeps_nobody_out() {
-    const LIMIT_KIB: u64 = 256;
-    let net = Topology::builder().pods(1).build().unwrap();
-    let all = services();
-    let services = &all[..2];
-    let _echoes = serve_on_pods(&net, services);
-    let config = cluster_config(&net, services)
-        + MEND
-        + "mend_limits: { memory_kib: 256, source_kib: 32, wait: 10s }\n";
-    let agents: Vec<Agent<'_>> = Agent::start_all(net.nodes().iter().chain(net.edges()), &config);
-    let agent = agents.last().unwrap();
-    wait_until_mending(agent);
-    let mut sender = Sender::new(&net);
-    let client = net.clients()[0].v4();
-    let vip = vip_v4(1).into();
-    let held = || {
-        let mend = agent.json(&["status"])["mend"].clone();
-        let bytes = mend["held_bytes"].as_u64().unwrap();
-        assert!(bytes <= LIMIT_KIB << 10, "{mend}");
-        bytes
-    };
-    // One source floods, and gets its share alone.
-    for _ in 0..2000 {
-        sender.send_orphan("198.51.100.1".parse().unwrap(), vip);
-    }
-    wait_until("the source's share is refused", TIMEOUT, || {
-        count(agent, "mend", "mend_source_share") > 0
-    })
-    .unwrap();
-    assert!(held() <= 32 << 10);
-    assert_ne!(client, IpAddr::from([198, 51, 100, 1]));
-    for service in services {
-        assert_all_arrive(&mut sender, service.service.address);
-    }
-    // Forged sources fill the memory, and the newest packets have it.
-    for number in 0..4000u16 {
-        let [a, b] = number.to_be_bytes();
-        sender.send_orphan(Ipv4Addr::new(198, 18, a, b).into(), vip);
-        if number % 500 == 0 {
-            held();
-        }
-    }
-    wait_until("the oldest make room", TIMEOUT, || {
-        count(agent, "mend", "mend_out_of_memory") > 0
-    })
-    .unwrap();
-    assert!(held() > 0);
-    for service in services {
-        assert_all_arrive(&mut sender, service.service.address);
-    }
-    assert_ledger_adds_up(agent);
-    wait_until("the rest has waited in vain", TIMEOUT, || {
-        count(agent, "mend", "mend_timed_out") > 0
-    })
-    .unwrap();
-    assert!(agent.page(&["status"]).contains("mend: "));
-    assert!(agent.get("/metrics").contains("guideway_mend_held_bytes"));
 }

@@ -13,21 +13,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aya::maps::{HashMap, MapData};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
     thread::set_current_timer_slack,
 };
-use xdp_prog::abi::{AddressKey, Datagram, Tuple, map};
 
 use super::{
     Counts, Limits,
     carriers::Carriers,
+    known::KnownByTables,
     pair::{MENDED_END, Pair, PairError, WayBack},
     queues::{Queue, QueueError, QueueStates, Queues, pause_behind},
-    sockets::{MapFailure, Sockets, hash},
-    worker::{Known, Worker},
+    sockets::{MapFailure, Sockets},
+    worker::Worker,
 };
 use crate::{
     attach::LinkFailure,
@@ -37,17 +36,19 @@ use crate::{
         Losses, Port,
         xsk::{Copying, Options, Xsk},
     },
-    tables::{TableError, Unresolved},
+    tables::TableError,
 };
 
+/// Name of the thread.
+pub const THREAD: &str = "mend";
 /// Pause between two looks while something is held.
 const LOOK: Duration = Duration::from_millis(1);
-/// How long the thread sleeps between two looks while packets come one after the other. A packet that wakes it takes the core
-/// that XDP runs on several microseconds, for the other core may have to be woken, too.
-const NAP: Duration = Duration::from_micros(100);
-/// How long after a packet the thread looks for the next one, before it lets itself be woken.
-const WATCH: Duration = Duration::from_millis(1);
-/// Longest sleep. Commands wait for it.
+/// Pause between two looks while packets keep coming. To wake the thread costs the core that runs XDP several microseconds,
+/// so the thread looks by itself.
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
+/// How long after a packet it does so, before it lets itself be woken.
+const POLL_AFTER_PACKET: Duration = Duration::from_millis(1);
+/// Longest sleep, and how often the kernel's losses are read. Commands wait for it.
 const SLEEP: Duration = Duration::from_millis(100);
 /// Buffers of a queue for what arrives.
 const BUFFERS: u32 = 512;
@@ -144,10 +145,7 @@ impl Mend {
         let Pair { device, mac, .. } = *pair;
         let counts = Arc::new(Counts::default());
         let queues = Arc::new(Mutex::default());
-        let known = KnownByTables {
-            datagrams: hash::<_, _, MendError>(loaded, map::FRAGMENTS)?,
-            backends: Unresolved::open(loaded)?,
-        };
+        let known = KnownByTables::open(loaded)?;
         let worker = Worker::new(limits, known, sender, mac, Arc::clone(&counts));
         let (commands, received) = mpsc::channel();
         let state = Thread {
@@ -168,7 +166,7 @@ impl Mend {
             queues: Arc::clone(&queues),
         };
         let thread = thread::Builder::new()
-            .name("mend".to_owned())
+            .name(THREAD.to_owned())
             .spawn(move || state.run(&received))
             .map_err(MendError::Thread)?;
         Ok(Self {
@@ -213,24 +211,6 @@ impl Drop for Mend {
     }
 }
 
-/// What the tables know.
-struct KnownByTables {
-    /// The datagrams whose first fragments have published their ports.
-    datagrams: HashMap<MapData, Tuple, Datagram>,
-    backends: Unresolved,
-}
-
-impl Known for KnownByTables {
-    fn has(&self, datagram: &Tuple) -> bool {
-        let first = self.datagrams.get(datagram, 0);
-        first.is_ok_and(|first| first.is_awaited(monotonic_ns()))
-    }
-
-    fn unresolved(&self, backend: u32) -> Option<AddressKey> {
-        self.backends.node(backend)
-    }
-}
-
 /// An open queue.
 struct Open {
     port: Port<Xsk>,
@@ -258,9 +238,9 @@ struct Thread {
 
 impl Thread {
     fn run(mut self, commands: &Receiver<Command>) {
-        // Where the kernel refuses it, naps last 50 us longer.
+        // Where the kernel refuses it, pauses last 50 us longer.
         let _ = set_current_timer_slack(NonZeroU64::new(1));
-        let mut last_taken = Instant::now();
+        let (mut last_taken, mut losses_shown) = (Instant::now(), Instant::now());
         loop {
             match commands.try_recv() {
                 Ok(Command::Follow(mut queues)) => {
@@ -274,13 +254,14 @@ impl Thread {
             let taken = self.take();
             self.carry();
             self.worker.release_and_expire(monotonic_ns());
+            if losses_shown.elapsed() >= SLEEP {
+                self.show_losses();
+                losses_shown = Instant::now();
+            }
             if taken > 0 {
                 last_taken = Instant::now();
-                continue;
-            }
-            self.show_losses();
-            if last_taken.elapsed() < WATCH {
-                thread::sleep(NAP);
+            } else if last_taken.elapsed() < POLL_AFTER_PACKET {
+                thread::sleep(POLL_INTERVAL);
             } else {
                 self.sleep();
             }

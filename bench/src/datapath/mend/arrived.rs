@@ -1,12 +1,14 @@
 //! What comes to the sinks.
 
 use anyhow::{Context, Result, ensure};
+use aya::Ebpf;
 use xdp_prog::{
     abi::Traffic,
     wire::{ethernet::Ethernet, ipv4::Ipv4},
 };
 
 use super::{FULL, Family, Subject};
+use crate::datapath::object;
 
 /// Frames that have come to the sinks.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,6 +20,23 @@ pub(super) struct Arrived {
 }
 
 impl Arrived {
+    /// Reads what the sinks of both have counted.
+    pub(super) fn read(back: &mut Ebpf, by_thread: &mut Ebpf) -> Result<Self> {
+        Ok(Self {
+            back: object::received(back)?,
+            by_thread: object::received(by_thread)?,
+        })
+    }
+
+    /// Returns the number of a subject's frames while more may come: the sinks may be counting, so lengths tell nothing.
+    pub(super) fn frames(&self, subject: Subject) -> u64 {
+        match subject {
+            Subject::HalfCut => self.back.packets,
+            Subject::Cut | Subject::CutPaced => self.by_thread.packets / 2,
+            _ => self.packets(),
+        }
+    }
+
     pub(super) fn packets(&self) -> u64 {
         self.back.packets + self.by_thread.packets
     }
@@ -26,8 +45,13 @@ impl Arrived {
         self.back.bytes + self.by_thread.bytes
     }
 
-    /// Returns the number of a subject's frames. Each must have the length that it gets on its way.
-    pub(super) fn frames(&self, subject: Subject, family: Family, frame: usize) -> Result<u64> {
+    /// Returns the number of a subject's frames when no more come. Each must have the length that it gets on its way.
+    pub(super) fn whole_frames(
+        &self,
+        subject: Subject,
+        family: Family,
+        frame: usize,
+    ) -> Result<u64> {
         let outer = family.header_length();
         let lengths_are = |of: Traffic, length: usize| {
             ensure!(
@@ -84,7 +108,7 @@ mod tests {
         let [back, by_thread] =
             [back, by_thread].map(|[packets, bytes]| Traffic { packets, bytes });
         let frame = if subject.is_cut() { FRAME } else { 60 };
-        Arrived { back, by_thread }.frames(subject, Family::V4, frame)
+        Arrived { back, by_thread }.whole_frames(subject, Family::V4, frame)
     }
 
     #[test]

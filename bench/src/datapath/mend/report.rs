@@ -4,10 +4,13 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use super::{Family, Protocol, STREAM, Samples, Subject, Trial};
+use super::{Family, PACE, Protocol, Report, STREAM, Samples, Subject, Trial};
 use crate::{
-    bars::{Limit, Outcome},
-    datapath::report::{Bar, interval, lower, write_bars},
+    bars::Limit,
+    datapath::{
+        report::{Bar, interval, lower, write_bars},
+        two_cores::{is_overloaded, median_of, ratio_of},
+    },
     host::Facts,
     stats::{Estimate, Spread, bootstrap, median},
 };
@@ -25,7 +28,7 @@ const BOUNDS: [Bound; 7] = [
         name: "carried, of l2fwd to a bridge",
         subject: Subject::Carried,
         limit: Limit::Least(0.85),
-        figure: |row| row.is_threads.then_some(row.of_reference).flatten(),
+        figure: |row| row.of_reference,
     },
     Bound {
         name: "1 of 1000 carried, of plain",
@@ -64,8 +67,8 @@ const BOUNDS: [Bound; 7] = [
         figure: |row| Some(scaled(row.lost, 100.0)),
     },
 ];
-/// The generator must send at least so many times what arrives, for the rate to be that of loop or thread.
-const LEAST_OFFERED: f64 = 1.05;
+/// The share of its pace that the generator must keep.
+const LEAST_PACE: f64 = 0.95;
 
 fn scaled(of: Estimate, factor: f64) -> Estimate {
     Estimate {
@@ -98,8 +101,34 @@ pub struct Row {
     pub thread: Estimate,
     /// Rate divided by that of the subject that this one is held against, in the same round.
     pub of_reference: Option<Estimate>,
-    /// Whether the generator sends more than this subject takes, and the one that it is held against.
-    pub is_threads: bool,
+    /// Whether the trials were what the subject's bound is about.
+    pub is_judged: bool,
+}
+
+/// Tells whether trials were what a subject's bound is about.
+fn is_judged(subject: Subject, samples: &Samples) -> bool {
+    let trials = |subject: Subject| samples[&subject].iter();
+    let is_overloaded = |subject| {
+        let offered: Vec<f64> = trials(subject).map(Trial::offered).collect();
+        let rates: Vec<f64> = trials(subject).map(Trial::rate).collect();
+        is_overloaded(&offered, &rates)
+    };
+    match subject {
+        Subject::L2Fwd | Subject::Alone | Subject::Plain => true,
+        Subject::L2FwdBridge | Subject::Carried | Subject::Cut => {
+            is_overloaded(subject) && subject.reference().is_none_or(is_overloaded)
+        }
+        Subject::Thousandth => {
+            let sent: u64 = trials(subject).map(|trial| u64::from(trial.sent)).sum();
+            let punted: u64 = trials(subject).map(|trial| trial.punted).sum();
+            (sent / 2..=sent * 2).contains(&(1000 * punted))
+        }
+        Subject::CutPaced => {
+            trials(subject).all(|trial| trial.offered() >= LEAST_PACE * f64::from(PACE))
+        }
+        // There was more than the thread could take.
+        Subject::HalfCut => trials(subject).all(|trial| trial.dropped > 0),
+    }
 }
 
 impl Row {
@@ -107,38 +136,29 @@ impl Row {
         let of = |subject, figure: fn(&Trial) -> f64| -> Vec<f64> {
             samples[&subject].iter().map(figure).collect()
         };
-        let estimate = |values: &[f64]| {
-            bootstrap(values.len(), |rounds| {
-                median(
-                    &rounds
-                        .iter()
-                        .map(|&round| values[round])
-                        .collect::<Vec<_>>(),
-                )
-            })
-        };
+        let trials = &samples[&subject];
         let rates = of(subject, Trial::rate);
-        let of_reference = subject.reference().map(|reference| {
-            let others = of(reference, Trial::rate);
-            let shares = rates.iter().zip(others).map(|(rate, other)| rate / other);
-            estimate(&shares.collect::<Vec<_>>())
-        });
-        let is_limit = |subject| {
-            median(&of(subject, Trial::offered))
-                >= LEAST_OFFERED * median(&of(subject, Trial::rate))
-        };
+        let reference = subject.reference();
+        let of_reference = reference.map(|reference| ratio_of(&rates, &of(reference, Trial::rate)));
         Self {
             subject,
             family,
             protocol,
             rounds: rates.len(),
-            rate: estimate(&rates),
+            rate: median_of(&rates),
             spread: Spread::of(&rates),
             offered: median(&of(subject, Trial::offered)),
-            lost: estimate(&of(subject, Trial::lost)),
-            thread: estimate(&of(subject, |trial| trial.thread)),
+            // A single round with a loss shows.
+            lost: bootstrap(trials.len(), |rounds| {
+                let sum = |figure: fn(&Trial) -> u64| -> u64 {
+                    rounds.iter().map(|&round| figure(&trials[round])).sum()
+                };
+                sum(|trial| trial.counted - trial.arrived) as f64
+                    / sum(|trial| trial.counted) as f64
+            }),
+            thread: median_of(&of(subject, |trial| trial.thread)),
             of_reference,
-            is_threads: is_limit(subject) && subject.reference().is_none_or(is_limit),
+            is_judged: is_judged(subject, samples),
         }
     }
 
@@ -168,61 +188,25 @@ impl Row {
     }
 }
 
-/// Everything that was measured.
-#[derive(Clone, Debug)]
-pub struct Report {
-    /// The machine.
-    pub host: Facts,
-    /// The core of the thread, and that of the generator.
-    pub cores: [usize; 2],
-    /// Number of rounds that count.
-    pub rounds: usize,
-    /// The figures.
-    pub rows: Vec<Row>,
-    /// What they are made of, for each family and protocol.
-    pub(super) samples: Vec<(Family, Protocol, Samples)>,
-}
-
 impl Report {
-    pub(super) const fn new(host: Facts, cores: [usize; 2], rounds: usize) -> Self {
-        Self {
-            host,
-            cores,
-            rounds,
-            rows: Vec::new(),
-            samples: Vec::new(),
-        }
-    }
-
     /// Computes the rows of one family and protocol.
     pub(super) fn add(&mut self, family: Family, protocol: Protocol, samples: Samples) {
-        let row = |subject| Row::new(family, protocol, subject, &samples);
-        self.rows.extend(Subject::of(family).map(row));
-        self.samples.push((family, protocol, samples));
+        let row = |subject: &Subject| Row::new(family, protocol, *subject, &samples);
+        let rows = samples.keys().map(row).collect();
+        self.push((family, protocol), rows, samples);
     }
 
     /// Compares the figures with their bounds.
     pub fn bars(&self) -> Vec<Bar> {
         let judge = |bound: Bound| {
             let rows = self.rows.iter().filter(|row| row.subject == bound.subject);
+            let figures = rows.filter_map(|row| {
+                let traffic = format!("{} {}", lower(row.family), lower(row.protocol));
+                Some(((bound.figure)(row)?, traffic, row.is_judged))
+            });
+            let figures: Vec<_> = figures.collect();
             // Without IPv4, nothing is cut.
-            rows.clone().next()?;
-            let figures = rows.map(|row| (row, (bound.figure)(row)));
-            let outcome = |(_, figure): (&Row, Option<Estimate>)| match figure {
-                Some(figure) => bound.limit.judge(&figure),
-                None => Outcome::Inconclusive,
-            };
-            let worst = figures
-                .clone()
-                .filter_map(|(row, figure)| Some((row, figure?)))
-                .max_by(|(_, a), (_, b)| bound.limit.excess(a).total_cmp(&bound.limit.excess(b)));
-            let traffic = |row: &Row| format!("{} {}", lower(row.family), lower(row.protocol));
-            Some(Bar {
-                name: bound.name,
-                limit: bound.limit,
-                worst: worst.map(|(row, figure)| (figure, traffic(row))),
-                outcome: Outcome::worst(figures.map(outcome)),
-            })
+            (!figures.is_empty()).then(|| Bar::of(bound.name, bound.limit, figures))
         };
         BOUNDS.into_iter().filter_map(judge).collect()
     }
@@ -253,7 +237,7 @@ impl fmt::Display for Report {
             let reference = row.subject.reference().zip(row.of_reference);
             writeln!(
                 f,
-                "{:<3} {:<4} {:<11}{:>6.3} {:>6.1} {:>10.3} {:>7.2} {:>9.2}  {}",
+                "{:<3} {:<4} {:<13}{:>6.3} {:>6.1} {:>10.3} {:>7.2} {:>9.2}  {}",
                 lower(row.family),
                 lower(row.protocol),
                 row.subject.name(),
@@ -275,7 +259,7 @@ impl fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::datapath::Figures as _;
+    use crate::{bars::Outcome, datapath::Figures as _};
 
     /// A trial in which so many frames of 100 000 arrive.
     fn trial(arrived: u64, seconds: f64) -> Trial {
@@ -284,6 +268,8 @@ mod tests {
             counted: 100_000,
             in_time: arrived,
             arrived,
+            punted: 100,
+            dropped: 1,
             seconds,
             thread: 0.001,
         }

@@ -5,8 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use aya::{Ebpf, EbpfLoader};
+use fastpath::mend;
 use lab::{Link, Namespace};
 use xdp_prog::{
     abi::Traffic,
@@ -17,12 +18,12 @@ use super::{
     FULL, Family, PACE, Protocol, STREAM, Subject, Trial,
     arrived::Arrived,
     cables::{BARE_BRIDGE, Cable, Cables},
-    edges::{Counts, Edge, PATIENCE, Thread},
+    edges::{Edge, Ledger, PATIENCE, Thread},
 };
 use crate::{
     bare::{Bare, Redirect},
-    datapath::{frames, object, whole_edge::beside},
-    host::{self, CoreTakenAway},
+    datapath::{frames, object, two_cores::beside},
+    host::{self, CoreClock, CoreTakenAway},
     usage,
 };
 
@@ -30,8 +31,6 @@ use crate::{
 const BURST: u32 = 32;
 /// How often a trial is repeated because the core was taken away.
 const TRIES: u32 = 10;
-/// Name of the thread.
-const THREAD: &str = "mend";
 
 impl Subject {
     const fn cable(self) -> Cable {
@@ -151,34 +150,32 @@ impl Rig {
         })
     }
 
-    /// Sends frames. The trial is repeated if a hypervisor took the generator's core.
+    /// Sends frames. The trial is repeated if a hypervisor took one of the cores.
     pub(super) fn trial(
         &mut self,
         subject: Subject,
-        family: Family,
-        protocol: Protocol,
+        traffic: (Family, Protocol),
         frames: u32,
     ) -> Result<Trial> {
         for _ in 0..TRIES {
-            let before = host::core_clock(self.sender)?;
-            let trial = self.try_once(subject, family, protocol, frames)?;
-            if !host::core_clock(self.sender)?.is_stolen_since(before) {
+            let trial = self.try_once(subject, traffic, frames);
+            if let Some(trial) = trial.with_context(|| subject.name())? {
                 return Ok(trial);
             }
         }
         bail!(CoreTakenAway {
-            core: self.sender,
+            core: self.core,
             tries: TRIES,
         })
     }
 
+    /// Returns `None` if a hypervisor took one of the cores meanwhile.
     fn try_once(
         &mut self,
         subject: Subject,
-        family: Family,
-        protocol: Protocol,
+        (family, protocol): (Family, Protocol),
         frames: u32,
-    ) -> Result<Trial> {
+    ) -> Result<Option<Trial>> {
         let frame = subject.frame(family, protocol);
         let cursor = Cursor {
             flows: STREAM.flows,
@@ -193,64 +190,76 @@ impl Rig {
         for sink in [&mut *bench, &mut *by_thread] {
             object::array(sink, map::RECEIVED)?.set(0, Traffic::default(), 0)?;
         }
-        let (mending, thread) = (&self.mending, &self.thread);
-        let counts = Counts::of(mending, thread);
-        let used = usage::of_threads(THREAD)?;
-        let (begin, sender) = (Instant::now(), self.sender);
-        let core_begin = host::core_clock(sender)?;
+        let (mending, thread, cores) = (&self.mending, &self.thread, [self.sender, self.core]);
+        let before = Ledger::of(mending, thread);
         let mut work = || {
+            let (begin, used) = (Instant::now(), usage::of_threads(mend::THREAD)?);
+            let clocks = read_clocks(cores)?;
             let send = |frames| object::send_live(bench, generator, &frame, device, frames);
             match subject {
                 Subject::CutPaced => at_pace(frames, send)?,
                 _ => send(frames)?,
             }
-            let seconds = if subject.is_finished_by_xdp() {
-                host::core_clock(sender)?.since(core_begin)
-            } else {
-                begin.elapsed().as_secs_f64()
-            };
-            let mut arrived = || {
-                anyhow::Ok(Arrived {
-                    back: object::received(bench)?,
-                    by_thread: object::received(by_thread)?,
-                })
-            };
+            let now = read_clocks(cores)?;
+            let wall = begin.elapsed().as_secs_f64();
+            let used = usage::of_threads(mend::THREAD)?.saturating_sub(used);
+            let mut arrived = || Arrived::read(bench, by_thread);
             let in_time = arrived()?;
             // A busy machine may keep the thread from what it has got.
             let quiet = Instant::now();
-            loop {
+            let (arrived, ledger) = loop {
                 object::settle(|| Ok(arrived()?.packets()))?;
-                let (all, counts) = (arrived()?, Counts::of(mending, thread).since(counts));
-                match counts.check(subject, all.by_thread.packets) {
-                    Ok(()) => return Ok((seconds, in_time, all, counts)),
+                let (arrived, ledger) = (arrived()?, Ledger::of(mending, thread).since(before));
+                match ledger.check(subject, arrived.by_thread.packets) {
+                    Ok(()) => break (arrived, ledger),
                     Err(error) if quiet.elapsed() > PATIENCE => return Err(error),
                     Err(_) => {}
                 }
-            }
+            };
+            let is_stolen = now
+                .iter()
+                .zip(clocks)
+                .any(|(now, before)| now.is_stolen_since(before));
+            let all = arrived.whole_frames(subject, family, frame.len())?;
+            let trial = Trial {
+                sent: frames,
+                counted: match subject {
+                    Subject::HalfCut => u64::from(frames) - ledger.punted,
+                    _ => frames.into(),
+                },
+                // Two pieces that had come may be of two frames.
+                in_time: in_time.frames(subject).min(all),
+                arrived: all,
+                punted: ledger.punted,
+                dropped: ledger.lost,
+                seconds: if subject.is_finished_by_xdp() {
+                    now[0].since(clocks[0])
+                } else {
+                    wall
+                },
+                thread: used.as_secs_f64() / wall,
+            };
+            ensure!(
+                all <= trial.counted,
+                "of {} frames, {all} came",
+                trial.counted
+            );
+            Ok((!is_stolen).then_some(trial))
         };
-        let outcome = match subject {
+        match subject {
             Subject::L2Fwd => beside(&mut self.bare.bare, self.core, work),
             Subject::L2FwdBridge => beside(&mut self.bare_to_bridge.bare, self.core, work),
             _ => work(),
-        };
-        let (seconds, in_time, arrived, counts) = outcome.with_context(|| subject.name())?;
-        let used = usage::of_threads(THREAD)?.saturating_sub(used);
-        let number = |arrived: Arrived| arrived.frames(subject, family, frame.len());
-        Ok(Trial {
-            sent: frames,
-            counted: match subject {
-                Subject::HalfCut => u64::from(frames) - counts.punted,
-                _ => frames.into(),
-            },
-            in_time: number(in_time)?,
-            arrived: number(arrived)?,
-            seconds,
-            thread: used.as_secs_f64() / begin.elapsed().as_secs_f64(),
-        })
+        }
     }
 }
 
-/// Sends frames at [`PACE`], in bursts. What is late is not made up for by more than a burst at once.
+/// Reads the core time of the calling thread, and what a hypervisor took from these cores.
+fn read_clocks([one, other]: [usize; 2]) -> Result<[CoreClock; 2]> {
+    Ok([host::core_clock(one)?, host::core_clock(other)?])
+}
+
+/// Sends frames at [`PACE`], in bursts. Time that is lost is not made up for.
 fn at_pace(frames: u32, mut send: impl FnMut(u32) -> Result<()>) -> Result<()> {
     let interval = Duration::from_secs(1) * BURST / PACE;
     let mut due = Instant::now();

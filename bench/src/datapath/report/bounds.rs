@@ -220,6 +220,29 @@ pub struct Bar {
     pub outcome: Outcome,
 }
 
+impl Bar {
+    /// Judges figures. Each comes with its traffic, and with whether it tells anything about the bound.
+    pub(in crate::datapath) fn of(
+        name: &'static str,
+        limit: Limit,
+        figures: Vec<(Estimate, String, bool)>,
+    ) -> Self {
+        let outcome = |(figure, _, is_judged): &(Estimate, String, bool)| match is_judged {
+            true => limit.judge(figure),
+            false => Outcome::Inconclusive,
+        };
+        Self {
+            name,
+            limit,
+            outcome: Outcome::worst(figures.iter().map(outcome)),
+            worst: figures
+                .into_iter()
+                .map(|(figure, of, _)| (figure, of))
+                .max_by(|(a, _), (b, _)| limit.excess(a).total_cmp(&limit.excess(b))),
+        }
+    }
+}
+
 impl Report {
     /// Compares the figures with their bounds.
     pub fn bars(&self) -> Vec<Bar> {
@@ -229,17 +252,8 @@ impl Report {
                     && flows.contains(&row.stream.flows)
                     && row.stream.order == Order::InTurn
             });
-            let figures: Vec<_> = bounded
-                .filter_map(|row| Some((figure(row)?, row.traffic())))
-                .collect();
-            Bar {
-                name,
-                limit: *limit,
-                outcome: Outcome::worst(figures.iter().map(|(figure, _)| limit.judge(figure))),
-                worst: figures
-                    .into_iter()
-                    .max_by(|(a, _), (b, _)| limit.excess(a).total_cmp(&limit.excess(b))),
-            }
+            let figures = bounded.filter_map(|row| Some((figure(row)?, row.traffic(), true)));
+            Bar::of(name, *limit, figures.collect())
         };
         BOUNDS.iter().map(judge).collect()
     }

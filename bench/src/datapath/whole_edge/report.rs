@@ -4,12 +4,15 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use super::{Family, Forwarder, Protocol, STREAM, Samples, Trial};
+use super::{Family, Forwarder, Protocol, Report, STREAM, Samples, Trial};
 use crate::{
-    bars::{Limit, Outcome},
-    datapath::report::{Bar, interval, lower, write_bars},
+    bars::Limit,
+    datapath::{
+        report::{Bar, interval, lower, write_bars},
+        two_cores::{is_overloaded, ratio_of},
+    },
     host::Facts,
-    stats::{Estimate, Spread, bootstrap, median},
+    stats::{Estimate, Spread, median},
 };
 
 /// The bounds of the rates, as shares of that of the bare loop.
@@ -17,9 +20,6 @@ const BOUNDS: [(&str, Forwarder, Limit); 2] = [
     ("IPIP, of l2fwd", Forwarder::Ipip, Limit::Least(0.85)),
     ("L2 DSR, of l2fwd", Forwarder::L2Dsr, Limit::Least(0.85)),
 ];
-/// The generator must send at least so many times what comes back, for the rate to be that of the forwarder.
-const LEAST_OFFERED: f64 = 1.05;
-
 /// The figures of a forwarder.
 #[derive(Clone, Debug)]
 pub struct Row {
@@ -50,16 +50,8 @@ impl Row {
         };
         let rates = of(forwarder, Trial::rate);
         let bare = of(Forwarder::L2Fwd, Trial::rate);
-        let is_own = |forwarder| {
-            median(&of(forwarder, Trial::offered))
-                >= LEAST_OFFERED * median(&of(forwarder, Trial::rate))
-        };
-        let share = || {
-            bootstrap(rates.len(), |rounds| {
-                let shares = rounds.iter().map(|&round| rates[round] / bare[round]);
-                median(&shares.collect::<Vec<_>>())
-            })
-        };
+        let is_own =
+            |forwarder| is_overloaded(&of(forwarder, Trial::offered), &of(forwarder, Trial::rate));
         Self {
             forwarder,
             family,
@@ -68,7 +60,7 @@ impl Row {
             pps: median(&rates),
             spread: Spread::of(&rates),
             offered: median(&of(forwarder, Trial::offered)),
-            of_bare: (forwarder != Forwarder::L2Fwd).then(share),
+            of_bare: (forwarder != Forwarder::L2Fwd).then(|| ratio_of(&rates, &bare)),
             is_forwarders: is_own(forwarder) && is_own(Forwarder::L2Fwd),
         }
     }
@@ -95,58 +87,23 @@ impl Row {
     }
 }
 
-/// Everything that was measured.
-#[derive(Clone, Debug)]
-pub struct Report {
-    /// The machine.
-    pub host: Facts,
-    /// The core of the forwarders, and that of the generator.
-    pub cores: [usize; 2],
-    /// Number of rounds that count.
-    pub rounds: usize,
-    /// The figures.
-    pub rows: Vec<Row>,
-    /// What they are made of, for each family and protocol.
-    pub(super) samples: Vec<(Family, Protocol, Samples)>,
-}
-
 impl Report {
-    pub(super) const fn new(host: Facts, cores: [usize; 2], rounds: usize) -> Self {
-        Self {
-            host,
-            cores,
-            rounds,
-            rows: Vec::new(),
-            samples: Vec::new(),
-        }
-    }
-
     /// Computes the rows of one family and protocol.
     pub(super) fn add(&mut self, family: Family, protocol: Protocol, samples: Samples) {
-        let row = |forwarder| Row::new(family, protocol, forwarder, &samples);
-        self.rows.extend(Forwarder::ALL.map(row));
-        self.samples.push((family, protocol, samples));
+        let row = |forwarder: &Forwarder| Row::new(family, protocol, *forwarder, &samples);
+        let rows = samples.keys().map(row).collect();
+        self.push((family, protocol), rows, samples);
     }
 
     /// Compares the figures with their bounds.
     pub fn bars(&self) -> Vec<Bar> {
-        let judge = |(name, forwarder, limit): (&'static str, Forwarder, Limit)| {
+        let judge = |(name, forwarder, limit)| {
             let rows = self.rows.iter().filter(|row| row.forwarder == forwarder);
-            let figures = rows.filter_map(|row| Some((row, row.of_bare?)));
-            let outcome = |(row, figure): (&Row, Estimate)| match row.is_forwarders {
-                true => limit.judge(&figure),
-                false => Outcome::Inconclusive,
-            };
-            let worst = figures
-                .clone()
-                .max_by(|(_, a), (_, b)| limit.excess(a).total_cmp(&limit.excess(b)));
-            let traffic = |row: &Row| format!("{} {}", lower(row.family), lower(row.protocol));
-            Bar {
-                name,
-                limit,
-                worst: worst.map(|(row, figure)| (figure, traffic(row))),
-                outcome: Outcome::worst(figures.map(outcome)),
-            }
+            let figures = rows.filter_map(|row| {
+                let traffic = format!("{} {}", lower(row.family), lower(row.protocol));
+                Some((row.of_bare?, traffic, row.is_forwarders))
+            });
+            Bar::of(name, limit, figures.collect())
         };
         BOUNDS.map(judge).into()
     }
@@ -199,7 +156,7 @@ impl fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::datapath::Figures as _;
+    use crate::{bars::Outcome, datapath::Figures as _};
 
     /// Rounds in which the forwarders take these shares of the bare loop's rate, disturbed by noise that a round's share.
     /// The generator sends so many times what the bare loop takes.

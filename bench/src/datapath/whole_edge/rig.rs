@@ -2,8 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::atomic::{AtomicBool, Ordering},
-    thread,
     time::Instant,
 };
 
@@ -30,6 +28,7 @@ use crate::{
         object,
         pairs::{self, Pair},
         tables,
+        two_cores::beside,
     },
     host,
 };
@@ -167,28 +166,6 @@ impl Rig {
         );
         Ok(trial)
     }
-}
-
-/// Runs a loop on a core while `work` lasts.
-pub(in crate::datapath) fn beside<T>(
-    bare: &mut Bare,
-    core: usize,
-    work: impl FnOnce() -> Result<T>,
-) -> Result<T> {
-    let is_over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let forwarder = scope.spawn(|| {
-            host::move_to_core(core)?;
-            while !is_over.load(Ordering::Relaxed) {
-                bare.forward()?;
-            }
-            anyhow::Ok(())
-        });
-        let outcome = work();
-        is_over.store(true, Ordering::Relaxed);
-        forwarder.join().expect("the loop does not panic")?;
-        outcome
-    })
 }
 
 /// Sends live frames into a device, and waits until nothing more comes back. Each frame must come back with this length.

@@ -71,7 +71,7 @@ host:
 
 # The pages of the documentation that are generated.
 reference:
-	GUIDEWAY_WRITE_DOCS=1 cargo test --workspace --lib --test docs --locked page_of_the_documentation
+	GUIDEWAY_WRITE_DOCS=1 cargo test --workspace --lib --test docs --locked page_of_the_documentation -- --test-threads=1
 
 # The manual pages, into target/man.
 man: setup

@@ -448,13 +448,16 @@ mod tests {
     fn unknown_engine_is_refused_with_those_that_there_are() {
         let parse =
             |engine| Cli::try_parse_from(["guideway-bench", "datapath", "--engine", engine]);
-        for engine in ["xdp", "afxdp"] {
+        for engine in ["xdp", "afxdp", "mend"] {
             parse(engine).unwrap();
         }
         let error = parse("dpdk").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidValue);
         let text = error.to_string();
-        assert!(text.contains("[possible values: xdp, afxdp]"), "{text}");
+        assert!(
+            text.contains("[possible values: xdp, afxdp, mend]"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -75,10 +75,15 @@ impl Tag {
         Self(self.0 | Self::RETURNED)
     }
 
-    /// Returns what notes of deliveries tell apart: the pod's bits, and whether the packet comes back.
+    /// Returns what notes of deliveries tell apart: the pod's bits, whether the packet has tries left, and whether it comes back.
+    /// One without tries is delivered whatever it is, so it tells nothing of one with tries.
     #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "a bit of the tag")]
     pub const fn noted_bits(self) -> u16 {
-        self.0 & (Self::RETURNED | ((1 << Self::POD_BITS) - 1))
+        const TRIES: u32 = Tag::MAX_TRIES << Tag::POD_BITS;
+        // The carry of a number that is not 0, without a branch.
+        let carry = ((self.0 as u32 & TRIES) + TRIES) & Self::RETURNED as u32;
+        self.0 & (Self::RETURNED | ((1 << Self::POD_BITS) - 1)) | (carry >> Self::TRIES_BITS) as u16
     }
 }
 
@@ -124,5 +129,22 @@ impl Pod {
         } else {
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_tell_pods_tries_and_returns_apart_and_no_numbers_of_tries() {
+        let pod = Tag(0x5aa);
+        let with = |tries| Tag(pod.0 | Tag::tries_bits(tries));
+        assert_eq!(pod.noted_bits(), 0x5aa);
+        for tries in 1..=Tag::MAX_TRIES {
+            assert_eq!(with(tries).noted_bits(), 0xdaa, "{tries}");
+            assert_eq!(with(tries).returned().noted_bits(), 0x8daa, "{tries}");
+        }
+        assert_eq!(pod.returned().noted_bits(), 0x85aa);
     }
 }

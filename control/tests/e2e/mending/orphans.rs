@@ -17,17 +17,19 @@ const ORPHANS_BY_DEFAULT: u64 = 2000;
 /// A queue of the agent's has room for 512. So many are sent at once, up to 100 000 a second.
 const BURST: u64 = 100;
 const PAUSE: Duration = Duration::from_millis(1);
+/// Pause of those that ask meanwhile.
+const BETWEEN: Duration = Duration::from_millis(100);
 
 #[test]
 fn flood_of_orphans_keeps_to_its_limits_and_keeps_nobody_out() {
-    const LIMIT_KIB: u64 = 256;
+    const LIMIT_KIB: u64 = 512;
     let net = Topology::builder().pods(1).build().unwrap();
     let all = services();
     let services = &all[..2];
     let _echoes = serve_on_pods(&net, services);
     let config = cluster_config(&net, services)
         + MEND
-        + "mend_limits: { memory_kib: 256, source_kib: 32, wait: 10s }\n";
+        + "mend_limits: { memory_kib: 512, source_kib: 64, wait: 10s }\n";
     let agents: Vec<Agent<'_>> = Agent::start_all(net.nodes().iter().chain(net.edges()), &config);
     let agent = agents.last().unwrap();
     wait_until_mending(agent);
@@ -63,6 +65,8 @@ fn flood_of_orphans_keeps_to_its_limits_and_keeps_nobody_out() {
                 if flood.is_finished() {
                     break;
                 }
+                // Copies of fragments stay where datagrams are joined, for half a minute, and take memory there.
+                thread::sleep(BETWEEN);
             }
         }),
     }
@@ -70,7 +74,7 @@ fn flood_of_orphans_keeps_to_its_limits_and_keeps_nobody_out() {
         count(agent, "mend", "mend_source_share") > 0
     })
     .unwrap();
-    assert!(held() <= 32 << 10);
+    assert!(held() <= 64 << 10);
     assert_ne!(client, flooder);
     for service in services {
         assert_all_arrive(&mut sender, service.service.address);

@@ -35,6 +35,7 @@ pub(super) fn cases() -> Vec<Case> {
     for kind in OF_PODS {
         cases.extend(by_socket(kind));
         cases.extend(without_socket(kind));
+        cases.push(after_one_without_tries(kind));
         cases.extend(after_the_first_answer(kind));
     }
     cases
@@ -84,6 +85,19 @@ fn without_socket(kind: Kind) -> [Case; 2] {
         let name = format!("segment_of_a_connection_that_had_a_socket_{place}");
         kind.asks(&name, ACK, install, is_known)
     })
+}
+
+/// A packet without tries is delivered whatever it is. That tells nothing of the next one.
+fn after_one_without_tries(kind: Kind) -> Case {
+    let packet = kind.segment(ACK);
+    let install = move |tables: &mut TableSet| {
+        kind.install(tables, Entry::Seen(0));
+        kind.name_namespace(tables, NAMESPACE_OWN);
+    };
+    let earlier = IN.carry(&kind.outer(&packet, kind.tag(), 0));
+    let name = "segment_of_a_connection_that_is_over_after_one_without_tries";
+    let draft = kind.case(name, &packet, 2).with(install).after(earlier);
+    kind.returns(draft, &packet, kind.tag(), 2)
 }
 
 /// What is noted when the kernel is first asked shows by a FIN, which uses no notes, once the client has reset the

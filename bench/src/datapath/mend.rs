@@ -68,7 +68,7 @@ pub enum Subject {
     Carried,
     /// The thread cuts them.
     Cut,
-    /// The thread cuts them, [`PACE`] a second.
+    /// The thread cuts them, 100 000 a second.
     CutPaced,
     /// The thread cuts half of them. XDP sends the others, which are counted.
     HalfCut,

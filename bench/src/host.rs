@@ -205,6 +205,21 @@ pub struct CoreTakenAway {
     pub tries: u32,
 }
 
+/// Makes a trial, again as long as a hypervisor takes a core meanwhile: the trial returns `None` then.
+///
+/// # Errors
+///
+/// Those of the trial; [`CoreTakenAway`] after ten trials.
+pub fn undisturbed<T>(core: usize, mut trial: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    const TRIES: u32 = 10;
+    for _ in 0..TRIES {
+        if let Some(trial) = trial()? {
+            return Ok(trial);
+        }
+    }
+    bail!(CoreTakenAway { core, tries: TRIES })
+}
+
 /// Returns a core for each of so many threads: the last ones that the calling thread may use, the very last first.
 ///
 /// # Errors

@@ -41,8 +41,10 @@ use anyhow::Result;
 
 pub use self::report::Row;
 use self::rig::Rig;
-use super::{Family, Options, Protocol, Stream, two_cores};
-use crate::host::Facts;
+use super::{
+    Family, Options, Protocol, Stream,
+    two_cores::{self, Progress, Traffic},
+};
 
 /// The flows of all trials.
 const STREAM: Stream = Stream::random(10_000);
@@ -177,22 +179,21 @@ pub type Report = two_cores::Report<Row, Subject, Trial>;
 ///
 /// When the machine is unfit, the kernel refuses something, or frames go another way than they should.
 pub fn run(options: &Options, progress: &(dyn Fn(&str) + Sync)) -> Result<Report> {
-    two_cores::run(options, cables::cable, |namespace, cables, cores| {
-        let mut rig = Rig::new(namespace, cables, cores)?;
-        let mut report = Report::new(Facts::collect(), cores, options.rounds);
-        for (family, protocol) in options.traffic() {
-            let samples = measure(&mut rig, (family, protocol), options, progress)?;
-            report.add(family, protocol, samples);
-        }
-        Ok(report)
-    })
+    two_cores::run(
+        options,
+        progress,
+        cables::cable,
+        Rig::new,
+        measure,
+        Row::new,
+    )
 }
 
 fn measure(
     rig: &mut Rig,
-    traffic: (Family, Protocol),
+    traffic: Traffic,
     options: &Options,
-    progress: &(dyn Fn(&str) + Sync),
+    progress: Progress<'_>,
 ) -> Result<Samples> {
     /// Frames that tell how many a trial has, and for which the thread opens its sockets.
     const PROBE: u32 = 10_000;

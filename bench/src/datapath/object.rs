@@ -13,10 +13,13 @@ use aya::{
 };
 use xdp_prog::{
     abi::Traffic,
-    bench::{map, program},
+    bench::{Cursor, map, program},
 };
 
-use super::frames::{self, Family, context_of};
+use super::{
+    Order, Stream,
+    frames::{self, Family, context_of},
+};
 
 /// Frames per call of the veth driver: the kernel's default for live frames.
 const BATCH: u32 = 64;
@@ -28,6 +31,21 @@ pub(super) fn generate(bench: &mut Ebpf, family: Family, frame: &[u8]) -> Result
         Family::V4 => program::GENERATE_V4,
         Family::V6 => program::GENERATE_V6,
     })
+}
+
+/// Sets the flows of the next frames. `sent` is the number of frames before them, with which a stream goes on.
+pub(super) fn set_stream(bench: &mut Ebpf, stream: Stream, sent: u32) -> Result<()> {
+    let Stream { flows, order } = stream;
+    let cursor = Cursor {
+        flows,
+        next: sent % flows,
+        random: match order {
+            Order::InTurn => 0,
+            Order::Random => 1 + u64::from(sent),
+        },
+    };
+    array(bench, map::CURSOR)?.set(0, cursor, 0)?;
+    Ok(())
 }
 
 /// Has a generator send so many live frames, of the length of this one, into a device.

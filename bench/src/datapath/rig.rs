@@ -37,21 +37,22 @@ use lab::Namespace;
 use socket2::Socket;
 use xdp_prog::{
     abi::{self, ServiceKeyV4, ServiceKeyV6, Traffic},
-    bench::{Cursor, map, program},
+    bench::{map, program},
     reason::{PassReason, ReplyReason, ToClientReason, ToNodeReason},
 };
 
 use super::{
-    Case, Order, Stream, System,
+    Case, Stream, System,
     frames::{self, Family, PORT, Protocol, VIP_V4, VIP_V6},
     object::{
-        array, attach, classifier, classifier_mut, generate, map_mut, send_live, xdp, xdp_mut,
+        array, attach, classifier, classifier_mut, generate, map_mut, send_live, set_stream, xdp,
+        xdp_mut,
     },
     pairs::{self, Pair},
     past, paths, pod_sockets,
     tables::{self, KNOWN_FLOWS},
 };
-use crate::host::{self, CoreTakenAway};
+use crate::host;
 
 /// The devices, programs and tables.
 pub(super) struct Rig {
@@ -77,9 +78,6 @@ struct Trial {
     /// Whether a hypervisor took the core away meanwhile.
     is_stolen: bool,
 }
-
-/// How often a trial is repeated because the core was taken away.
-const TRIES: u32 = 10;
 
 /// Keeps the kernel's run statistics on while it exists.
 pub(super) struct RunStatistics {
@@ -224,16 +222,10 @@ impl Rig {
 
     /// Measures the rate of the whole path with a system, in frames per second of core time.
     pub(super) fn rate(&mut self, system: System, case: Case, frames: u32) -> Result<f64> {
-        for _ in 0..TRIES {
+        host::undisturbed(self.core, || {
             let send = |rig: &mut Self| rig.send(system, case, frames);
             let trial = self.checked(system, case, frames, send)?;
-            if !trial.is_stolen {
-                return Ok(f64::from(frames) / trial.seconds);
-            }
-        }
-        bail!(CoreTakenAway {
-            core: self.core,
-            tries: TRIES,
+            Ok((!trial.is_stolen).then(|| f64::from(frames) / trial.seconds))
         })
     }
 
@@ -355,18 +347,10 @@ impl Rig {
         let Case {
             family,
             protocol,
-            stream: Stream { flows, order },
+            stream,
         } = case;
-        let cursor = Cursor {
-            flows,
-            next: self.sent % flows,
-            random: match order {
-                Order::InTurn => 0,
-                Order::Random => 1 + u64::from(self.sent),
-            },
-        };
+        set_stream(&mut self.bench, stream, self.sent)?;
         self.sent = self.sent.wrapping_add(frames);
-        array(&mut self.bench, map::CURSOR)?.set(0, cursor, 0)?;
         array(&mut self.bench, map::RECEIVED)?.set(0, Traffic::default(), 0)?;
 
         let (generator, frame) = if let Some(pattern) = paths::pattern(system, family, protocol) {

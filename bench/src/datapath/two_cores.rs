@@ -19,6 +19,15 @@ use crate::{
 /// The generator must send at least so many times what arrives, for the rate not to be the generator's.
 const LEAST_OFFERED: f64 = 1.05;
 
+/// What is sent.
+pub(super) type Traffic = (Family, Protocol);
+
+/// Is called with what is being done.
+pub(super) type Progress<'a> = &'a (dyn Fn(&str) + Sync);
+
+/// Computes the figures of a subject.
+pub(super) type ToRow<R, S, T> = fn(Traffic, S, &Samples<S, T>) -> R;
+
 /// The trials of one family and protocol, by round.
 pub(super) type Samples<S, T> = BTreeMap<S, Vec<T>>;
 
@@ -48,38 +57,58 @@ impl<R, S, T> Report<R, S, T> {
         }
     }
 
-    /// Adds the figures of one family and protocol, and what they are made of.
-    pub(super) fn push(
-        &mut self,
-        (family, protocol): (Family, Protocol),
-        rows: Vec<R>,
-        samples: Samples<S, T>,
-    ) {
+    /// Adds one family and protocol: a row of each subject.
+    pub(super) fn add(&mut self, traffic: Traffic, samples: Samples<S, T>, row: ToRow<R, S, T>)
+    where
+        S: Copy,
+    {
+        let rows = samples
+            .keys()
+            .map(|subject| row(traffic, *subject, &samples));
         self.rows.extend(rows);
+        let (family, protocol) = traffic;
         self.samples.push((family, protocol, samples));
     }
 }
 
-/// Runs a bench in a namespace of its own. `cable` makes the devices, and `bench` gets the core of what is measured and that of
-/// the generator.
-pub(super) fn run<C: Send, R: Send>(
+/// Runs a bench in a namespace of its own: `cable` makes the devices, `rig` the rest around them, with the core of what is
+/// measured and that of the generator, and `measure` measures one family and protocol.
+pub(super) fn run<C, G, R, S, T>(
     options: &Options,
-    cable: impl FnOnce(&Namespace) -> Result<C>,
-    bench: impl FnOnce(&Namespace, C, [usize; 2]) -> Result<R> + Send,
-) -> Result<R> {
+    progress: Progress<'_>,
+    cable: fn(&Namespace) -> Result<C>,
+    rig: fn(&Namespace, C, [usize; 2]) -> Result<G>,
+    measure: impl Fn(&mut G, Traffic, &Options, Progress<'_>) -> Result<Samples<S, T>> + Sync,
+    row: ToRow<R, S, T>,
+) -> Result<Report<R, S, T>>
+where
+    C: Send,
+    R: Send,
+    S: Copy + Send,
+    T: Send,
+{
     options.check()?;
     host::preflight()?;
     let namespace = Namespace::new("bench").context("making a network namespace")?;
     let cables = cable(&namespace)?;
-    namespace.run(|| bench(&namespace, cables, host::two_cores(options.core)?))
+    namespace.run(|| {
+        let cores = host::two_cores(options.core)?;
+        let mut rig = rig(&namespace, cables, cores)?;
+        let mut report = Report::new(Facts::collect(), cores, options.rounds);
+        for traffic in options.traffic() {
+            let samples = measure(&mut rig, traffic, options, progress)?;
+            report.add(traffic, samples, row);
+        }
+        Ok(report)
+    })
 }
 
 /// Has subjects take turns, back and forth. The first round does not count.
 pub(super) fn measure<S: Copy + Ord, T>(
     subjects: &[S],
     options: &Options,
-    (family, protocol): (Family, Protocol),
-    progress: &(dyn Fn(&str) + Sync),
+    (family, protocol): Traffic,
+    progress: Progress<'_>,
     mut trial: impl FnMut(S) -> Result<T>,
 ) -> Result<Samples<S, T>> {
     let mut samples = Samples::new();

@@ -32,8 +32,10 @@ use anyhow::Result;
 
 use self::rig::Rig;
 pub use self::{packets::Packets, report::Row};
-use super::{Family, Options, Protocol, Stream, System, two_cores};
-use crate::host::Facts;
+use super::{
+    Family, Options, Protocol, Stream, System,
+    two_cores::{self, Progress, Traffic},
+};
 
 /// The flows of all trials.
 const STREAM: Stream = Stream::random(10_000);
@@ -114,22 +116,14 @@ pub type Report = two_cores::Report<Row, Forwarder, Trial>;
 ///
 /// When the machine is unfit, the kernel refuses something, or frames go another way than they should.
 pub fn run(options: &Options, progress: &(dyn Fn(&str) + Sync)) -> Result<Report> {
-    two_cores::run(options, rig::cable, |namespace, cables, cores| {
-        let mut rig = Rig::new(namespace, cables, cores)?;
-        let mut report = Report::new(Facts::collect(), cores, options.rounds);
-        for (family, protocol) in options.traffic() {
-            let samples = measure(&mut rig, (family, protocol), options, progress)?;
-            report.add(family, protocol, samples);
-        }
-        Ok(report)
-    })
+    two_cores::run(options, progress, rig::cable, Rig::new, measure, Row::new)
 }
 
 fn measure(
     rig: &mut Rig,
-    traffic: (Family, Protocol),
+    traffic: Traffic,
     options: &Options,
-    progress: &(dyn Fn(&str) + Sync),
+    progress: Progress<'_>,
 ) -> Result<Samples> {
     /// Frames that tell how many a trial has.
     const PROBE: u32 = 50_000;

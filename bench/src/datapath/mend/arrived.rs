@@ -56,8 +56,7 @@ impl Arrived {
         let lengths_are = |of: Traffic, length: usize| {
             ensure!(
                 of.bytes == of.packets * length as u64,
-                "{}: {} frames came with {} bytes in all, expected {length} bytes each",
-                subject.name(),
+                "{} frames came with {} bytes in all, expected {length} bytes each",
                 of.packets,
                 of.bytes
             );
@@ -70,14 +69,14 @@ impl Arrived {
         match subject {
             Subject::L2Fwd | Subject::L2FwdBridge => lengths_are(all, frame),
             Subject::HalfCut => lengths_are(self.back, frame + outer),
-            Subject::Cut | Subject::CutPaced => pieces(self.by_thread, subject, frame, outer),
+            Subject::Cut | Subject::CutPaced => pieces(self.by_thread, frame, outer),
             _ => lengths_are(all, frame + outer),
         }
     }
 }
 
 /// Returns the number of frames whose two pieces have both come.
-fn pieces(of: Traffic, subject: Subject, frame: usize, outer: usize) -> Result<u64> {
+fn pieces(of: Traffic, frame: usize, outer: usize) -> Result<u64> {
     let headers = Ethernet::LENGTH + Ipv4::LENGTH;
     let payload = frame - headers;
     // Fragments count eight bytes each.
@@ -89,10 +88,8 @@ fn pieces(of: Traffic, subject: Subject, frame: usize, outer: usize) -> Result<u
     let firsts = firsts.filter(|firsts| *firsts <= of.packets);
     let firsts = firsts.with_context(|| {
         format!(
-            "{}: {} pieces came with {} bytes in all, expected {long} and {short} bytes",
-            subject.name(),
-            of.packets,
-            of.bytes
+            "{} pieces came with {} bytes in all, expected {long} and {short} bytes",
+            of.packets, of.bytes
         )
     })?;
     Ok(firsts.min(of.packets - firsts))

@@ -11,10 +11,7 @@ use crate::datapath::pairs::{self, Pair};
 pub(super) const MTU: u32 = 1600;
 /// The bridge that the bare loop sends to. The thread has one of its own: a queue takes one program's socket.
 pub(super) const BARE_BRIDGE: &str = "bare";
-const BRIDGES: [(&str, Cable); 2] = [
-    ("carried", Cable::Bridged),
-    (BARE_BRIDGE, Cable::BareBridged),
-];
+const CARRIED_BRIDGE: &str = "carried";
 
 /// What a veth pair is there for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,17 +47,16 @@ pub(super) fn cable(namespace: &Namespace) -> Result<Cables> {
         ],
         MTU,
     )?;
-    let mut bridges = Vec::new();
-    for (name, port) in BRIDGES {
+    let add_bridge = |name, port| {
         let bridge = namespace.add_bridge(name)?;
-        namespace
-            .link(&pairs[&port].far_name)?
-            .set_bridge(&bridge)?;
+        let Pair { far_name, .. } = &pairs[&port];
+        namespace.link(far_name)?.set_bridge(&bridge)?;
         bridge.wait_until_ready()?;
-        bridges.push(bridge.index());
-    }
+        anyhow::Ok(bridge.index())
+    };
+    add_bridge(BARE_BRIDGE, Cable::BareBridged)?;
     Ok(Cables {
-        bridge: bridges[0],
+        bridge: add_bridge(CARRIED_BRIDGE, Cable::Bridged)?,
         pairs,
     })
 }

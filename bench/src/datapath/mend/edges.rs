@@ -1,11 +1,6 @@
 //! Edges, with the thread that mends and without, and what their tables have.
 
-use std::{
-    collections::BTreeSet,
-    net::IpAddr,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use anyhow::{Result, ensure};
 use fastpath::{
@@ -15,6 +10,7 @@ use fastpath::{
     nexthop::{NextHop, Resolution},
     tables::{BackendSpec, ForwardMode, ServiceKey, ServiceSpec, Settings, Tables},
 };
+use lab::wait_for;
 
 use super::{
     FULL, Family, Protocol, Subject,
@@ -30,8 +26,7 @@ use crate::datapath::{
 const LOG2_SLOTS: u8 = 14;
 /// Queues of the thread: that of the pair, and the one where pieces come back to XDP.
 const QUEUES: usize = 2;
-/// Pause between two looks whether its sockets are open, and how long they are waited for.
-const LOOK: Duration = Duration::from_millis(20);
+/// How long sockets of the thread, and packets that it has got, are waited for.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The route to a node, by whose address a backend has it.
@@ -109,15 +104,13 @@ impl Thread {
             queue: 0,
         }]));
         let reader = mend.reader();
-        let begin = Instant::now();
-        while reader.queues().open < QUEUES {
-            ensure!(
-                begin.elapsed() < PATIENCE,
-                "the thread opens no sockets: {:?}",
-                reader.queues().problems
-            );
-            thread::sleep(LOOK);
-        }
+        wait_for("the thread has its sockets", PATIENCE, || {
+            let queues = reader.queues();
+            let is_open = queues.open == QUEUES;
+            is_open
+                .then_some(())
+                .ok_or(format!("{:?}", queues.problems))
+        })?;
         Ok(Self {
             reader,
             _mend: mend,

@@ -9,7 +9,7 @@ use crate::{
     bars::Limit,
     datapath::{
         report::{Bar, interval, lower, write_bars},
-        two_cores::{is_overloaded, median_of, ratio_of},
+        two_cores::{Traffic, is_overloaded, median_of, ratio_of},
     },
     host::Facts,
     stats::{Estimate, Spread, bootstrap, median},
@@ -67,6 +67,7 @@ const BOUNDS: [Bound; 7] = [
         figure: |row| Some(scaled(row.lost, 100.0)),
     },
 ];
+
 /// The share of its pace that the generator must keep.
 const LEAST_PACE: f64 = 0.95;
 
@@ -132,7 +133,7 @@ fn is_judged(subject: Subject, samples: &Samples) -> bool {
 }
 
 impl Row {
-    fn new(family: Family, protocol: Protocol, subject: Subject, samples: &Samples) -> Self {
+    pub(super) fn new((family, protocol): Traffic, subject: Subject, samples: &Samples) -> Self {
         let of = |subject, figure: fn(&Trial) -> f64| -> Vec<f64> {
             samples[&subject].iter().map(figure).collect()
         };
@@ -189,13 +190,6 @@ impl Row {
 }
 
 impl Report {
-    /// Computes the rows of one family and protocol.
-    pub(super) fn add(&mut self, family: Family, protocol: Protocol, samples: Samples) {
-        let row = |subject: &Subject| Row::new(family, protocol, *subject, &samples);
-        let rows = samples.keys().map(row).collect();
-        self.push((family, protocol), rows, samples);
-    }
-
     /// Compares the figures with their bounds.
     pub fn bars(&self) -> Vec<Bar> {
         let judge = |bound: Bound| {
@@ -297,7 +291,7 @@ mod tests {
                     samples.entry(subject).or_default().push(trial);
                 }
             }
-            report.add(family, Protocol::Udp, samples);
+            report.add((family, Protocol::Udp), samples, Row::new);
         }
         report
     }

@@ -5,13 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use aya::{Ebpf, EbpfLoader};
 use fastpath::mend;
-use lab::{Link, Namespace};
+use lab::{Link, Namespace, wait_for};
 use xdp_prog::{
-    abi::Traffic,
-    bench::{Cursor, map, program},
+    abi,
+    bench::{map, program},
 };
 
 use super::{
@@ -22,15 +22,16 @@ use super::{
 };
 use crate::{
     bare::{Bare, Redirect},
-    datapath::{frames, object, two_cores::beside},
-    host::{self, CoreClock, CoreTakenAway},
+    datapath::{
+        frames, object,
+        two_cores::{Traffic, beside},
+    },
+    host::{self, CoreClock},
     usage,
 };
 
 /// Frames that are sent at once at a pace: a small part of what a queue holds.
 const BURST: u32 = 32;
-/// How often a trial is repeated because the core was taken away.
-const TRIES: u32 = 10;
 
 impl Subject {
     const fn cable(self) -> Cable {
@@ -154,18 +155,12 @@ impl Rig {
     pub(super) fn trial(
         &mut self,
         subject: Subject,
-        traffic: (Family, Protocol),
+        traffic: Traffic,
         frames: u32,
     ) -> Result<Trial> {
-        for _ in 0..TRIES {
+        host::undisturbed(self.core, || {
             let trial = self.try_once(subject, traffic, frames);
-            if let Some(trial) = trial.with_context(|| subject.name())? {
-                return Ok(trial);
-            }
-        }
-        bail!(CoreTakenAway {
-            core: self.core,
-            tries: TRIES,
+            trial.with_context(|| subject.name())
         })
     }
 
@@ -173,22 +168,17 @@ impl Rig {
     fn try_once(
         &mut self,
         subject: Subject,
-        (family, protocol): (Family, Protocol),
+        (family, protocol): Traffic,
         frames: u32,
     ) -> Result<Option<Trial>> {
         let frame = subject.frame(family, protocol);
-        let cursor = Cursor {
-            flows: STREAM.flows,
-            next: 0,
-            random: 1 + u64::from(self.sent),
-        };
+        object::set_stream(&mut self.bench, STREAM, self.sent)?;
         self.sent = self.sent.wrapping_add(frames);
-        object::array(&mut self.bench, map::CURSOR)?.set(0, cursor, 0)?;
         let generator = object::generate(&mut self.bench, family, &frame)?;
         let device = self.cables.pairs[&subject.cable()].near;
         let [bench, by_thread] = [&mut self.bench, &mut self.by_thread];
         for sink in [&mut *bench, &mut *by_thread] {
-            object::array(sink, map::RECEIVED)?.set(0, Traffic::default(), 0)?;
+            object::array(sink, map::RECEIVED)?.set(0, abi::Traffic::default(), 0)?;
         }
         let (mending, thread, cores) = (&self.mending, &self.thread, [self.sender, self.core]);
         let before = Ledger::of(mending, thread);
@@ -206,16 +196,12 @@ impl Rig {
             let mut arrived = || Arrived::read(bench, by_thread);
             let in_time = arrived()?;
             // A busy machine may keep the thread from what it has got.
-            let quiet = Instant::now();
-            let (arrived, ledger) = loop {
+            let (arrived, ledger) = wait_for("no packet is missing", PATIENCE, || {
                 object::settle(|| Ok(arrived()?.packets()))?;
                 let (arrived, ledger) = (arrived()?, Ledger::of(mending, thread).since(before));
-                match ledger.check(subject, arrived.by_thread.packets) {
-                    Ok(()) => break (arrived, ledger),
-                    Err(error) if quiet.elapsed() > PATIENCE => return Err(error),
-                    Err(_) => {}
-                }
-            };
+                ledger.check(subject, arrived.by_thread.packets)?;
+                anyhow::Ok((arrived, ledger))
+            })?;
             let is_stolen = now
                 .iter()
                 .zip(clocks)

@@ -9,7 +9,7 @@ use crate::{
     bars::Limit,
     datapath::{
         report::{Bar, interval, lower, write_bars},
-        two_cores::{is_overloaded, ratio_of},
+        two_cores::{Traffic, is_overloaded, ratio_of},
     },
     host::Facts,
     stats::{Estimate, Spread, median},
@@ -20,6 +20,7 @@ const BOUNDS: [(&str, Forwarder, Limit); 2] = [
     ("IPIP, of l2fwd", Forwarder::Ipip, Limit::Least(0.85)),
     ("L2 DSR, of l2fwd", Forwarder::L2Dsr, Limit::Least(0.85)),
 ];
+
 /// The figures of a forwarder.
 #[derive(Clone, Debug)]
 pub struct Row {
@@ -44,7 +45,11 @@ pub struct Row {
 }
 
 impl Row {
-    fn new(family: Family, protocol: Protocol, forwarder: Forwarder, samples: &Samples) -> Self {
+    pub(super) fn new(
+        (family, protocol): Traffic,
+        forwarder: Forwarder,
+        samples: &Samples,
+    ) -> Self {
         let of = |forwarder, figure: fn(&Trial) -> f64| -> Vec<f64> {
             samples[&forwarder].iter().map(figure).collect()
         };
@@ -88,13 +93,6 @@ impl Row {
 }
 
 impl Report {
-    /// Computes the rows of one family and protocol.
-    pub(super) fn add(&mut self, family: Family, protocol: Protocol, samples: Samples) {
-        let row = |forwarder: &Forwarder| Row::new(family, protocol, *forwarder, &samples);
-        let rows = samples.keys().map(row).collect();
-        self.push((family, protocol), rows, samples);
-    }
-
     /// Compares the figures with their bounds.
     pub fn bars(&self) -> Vec<Bar> {
         let judge = |(name, forwarder, limit)| {
@@ -189,7 +187,7 @@ mod tests {
                     });
                 }
             }
-            report.add(family, Protocol::Udp, samples);
+            report.add((family, Protocol::Udp), samples, Row::new);
         }
         report
     }

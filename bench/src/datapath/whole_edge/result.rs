@@ -65,7 +65,7 @@ mod tests {
         compare::{Judgement, LEAST_DIFFERENCE, Side, compare},
         datapath::{
             Family, Protocol,
-            whole_edge::{Forwarder, Samples},
+            whole_edge::{Forwarder, Row, Samples},
         },
         host::Facts,
         report as page,
@@ -84,7 +84,7 @@ mod tests {
             (Forwarder::L2Dsr, vec![trial(50_000); 6]),
         ]);
         let mut report = Report::new(Facts::collect(), [1, 0], 6);
-        report.add(Family::V6, Protocol::Udp, samples);
+        report.add((Family::V6, Protocol::Udp), samples, Row::new);
         let options = Options {
             families: vec![Family::V6],
             protocols: vec![Protocol::Udp],

@@ -17,7 +17,7 @@ use fastpath::{
 use lab::Namespace;
 use xdp_prog::{
     abi::Traffic,
-    bench::{Cursor, map, program},
+    bench::{map, program},
 };
 
 use super::{Family, Forwarder, Protocol, STREAM, System, Trial};
@@ -138,13 +138,8 @@ impl Rig {
         let service = forwarder.system().and_then(service);
         let port = service.map_or(PORT, |service| service.port);
         let frame = frames::frame(family, protocol, port);
-        let cursor = Cursor {
-            flows: STREAM.flows,
-            next: 0,
-            random: 1 + u64::from(self.sent),
-        };
+        object::set_stream(&mut self.bench, STREAM, self.sent)?;
         self.sent = self.sent.wrapping_add(frames);
-        object::array(&mut self.bench, map::CURSOR)?.set(0, cursor, 0)?;
         let generator = object::generate(&mut self.bench, family, &frame)?;
         let (bench, core) = (&mut self.bench, self.core);
         let mut send = |cable| {
